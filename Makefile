@@ -1,0 +1,40 @@
+# Everything a person does with this repository. `make demo` and `make test` need python3.11+ and pip, nothing else.
+PYTHON ?= python3
+BIN := .venv/bin
+# Tiny nets on few cores: spinning OpenMP threads cost 5 to 12 times the time of the work itself.
+export OMP_NUM_THREADS := 1
+PYTEST := $(BIN)/pytest -n 2 --dist worksteal
+
+.PHONY: demo test test-all check bench clean
+
+demo: .venv/demo
+	$(BIN)/python examples/demo.py
+
+test: .venv/dev
+	$(PYTEST) -m "not slow"
+
+test-all: .venv/dev
+	$(PYTEST)
+
+check: .venv/dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: .venv/dev
+	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+.venv/bin/python:
+	$(PYTHON) -m venv .venv
+
+.venv/demo: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[plot]"
+	touch $@
+
+.venv/dev: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
+	touch $@ .venv/demo
+
+clean:
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

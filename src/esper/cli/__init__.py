@@ -1,0 +1,1 @@
+"""The shell: one module per command."""
