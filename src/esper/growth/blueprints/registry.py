@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import lru_cache
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -77,7 +76,6 @@ def blueprint(name: str, *layouts: Layout, **options: Any) -> Callable[[_Module]
             raise ValueError(f"blueprint {name!r} is registered already, as {_REGISTRY[name].module.__name__}")
         summary = (module.__doc__ or "").strip().partition("\n")[0]
         _REGISTRY[name] = Blueprint(name, frozenset(layouts), module, options, summary)
-        parameter_count.cache_clear()
         return module
 
     return register
@@ -98,12 +96,3 @@ def get_blueprint(name: str) -> Blueprint:
 def fitting(shape: SlotShape) -> list[Blueprint]:
     """The blueprints that can grow in a slot of this shape."""
     return [candidate for candidate in _REGISTRY.values() if candidate.fits(shape)]
-
-
-@lru_cache(maxsize=4096)
-def parameter_count(name: str, shape: SlotShape, blend: str) -> int:
-    """Exact number of parameters that a seed will have, without building it (shapes only, on the meta device)."""
-    from esper.growth.seed import Seed  # noqa: PLC0415  (a seed is made of blueprints)
-
-    with torch.device("meta"):
-        return sum(p.numel() for p in Seed(name, shape, blend).parameters())
