@@ -1,0 +1,19 @@
+"""The world: data with three splits, hosts for it, and how they are trained."""
+
+from esper.tasks import cifar10, digits, mnist1d, stories, text  # noqa: F401  (they register themselves)
+from esper.tasks.data import Split, Splits, check_split, crop_and_flip
+from esper.tasks.registry import Task, cross_entropy, load_task, percent_correct, task, task_names, task_options
+
+__all__ = [
+    "Split",
+    "Splits",
+    "Task",
+    "check_split",
+    "crop_and_flip",
+    "cross_entropy",
+    "load_task",
+    "percent_correct",
+    "task",
+    "task_names",
+    "task_options",
+]

@@ -1,12 +1,16 @@
 """Blueprints: what a seed can be. A new one is one decorated class in one file; nothing else must know about it.
 
-A blueprint class is built as `cls(channels, layout, **options)` and must map a tensor to one of the same shape, changing
-nothing at birth (a zero-initialised last layer, or a closed gate). It uses only torch, so that its source can travel
-with an exported model.
+A blueprint class is built as `cls(channels, layout, **options)` and must map a tensor to one of the same shape,
+changing nothing at birth (a zero-initialised last layer, or a closed gate). It uses only torch, so that its source can
+travel with an exported model: in its body the names `torch`, `nn`, `F`, `math` and other such classes, nothing else.
+
+A name says what kind of computation a seed is; layouts that compute it differently register a class each under that one
+name (`norm` is a GroupNorm in a conv slot, a LayerNorm in a sequence), so that a controller has one word for it.
 """
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeVar
@@ -40,13 +44,14 @@ class SlotShape:
 
 @dataclass(frozen=True, slots=True)
 class Blueprint:
-    """One kind of seed."""
+    """One kind of seed, for the layouts that one class serves."""
 
     name: str
     layouts: frozenset[Layout]
     module: type[nn.Module]
     options: dict[str, Any] = field(hash=False)
     summary: str = ""
+    """The first line of the class's docstring, with the options: what users are shown."""
 
     def fits(self, shape: SlotShape) -> bool:
         return shape.layout in self.layouts
@@ -57,11 +62,12 @@ class Blueprint:
 
     def build(self, shape: SlotShape) -> nn.Module:
         if not self.fits(shape):
-            raise ValueError(f"blueprint {self.name!r} does not fit a {shape.layout} slot")
+            others = ", ".join(sorted(self.layouts))
+            raise ValueError(f"blueprint {self.name!r} does not fit a {shape.layout} slot: it is for {others}")
         return self.module(**self.arguments(shape))
 
 
-_REGISTRY: dict[str, Blueprint] = {}
+_REGISTRY: dict[str, dict[Layout, Blueprint]] = {}
 _Module = TypeVar("_Module", bound=type[nn.Module])
 
 
@@ -72,27 +78,39 @@ def blueprint(name: str, *layouts: Layout, **options: Any) -> Callable[[_Module]
         raise ValueError(f"blueprint {name!r} needs layouts out of {', '.join(LAYOUTS)}; got {unknown or 'none'}")
 
     def register(module: _Module) -> _Module:
-        if name in _REGISTRY:
-            raise ValueError(f"blueprint {name!r} is registered already, as {_REGISTRY[name].module.__name__}")
-        summary = (module.__doc__ or "").strip().partition("\n")[0]
-        _REGISTRY[name] = Blueprint(name, frozenset(layouts), module, options, summary)
+        # First look, then write: a refused registration must leave nothing behind.
+        for layout in layouts:
+            if taken := _REGISTRY.get(name, {}).get(layout):
+                raise ValueError(f"blueprint {name!r} is registered already for {layout}, as {taken.module.__name__}")
+        summary = (module.__doc__ or "").strip().partition("\n")[0].rstrip(".")
+        if options:
+            summary += f" ({', '.join(f'{key} {value}' for key, value in options.items())})"
+        entry = Blueprint(name, frozenset(layouts), module, options, summary)
+        _REGISTRY.setdefault(name, {}).update(dict.fromkeys(layouts, entry))
         return module
 
     return register
 
 
 def blueprint_names() -> tuple[str, ...]:
-    """All blueprints, in the order of registration; a policy's blueprint head counts in this order."""
+    """All names, in the order of their first registration; a policy's blueprint head counts in this order."""
     return tuple(_REGISTRY)
 
 
-def get_blueprint(name: str) -> Blueprint:
-    try:
-        return _REGISTRY[name]
-    except KeyError:
-        raise ValueError(f"unknown blueprint {name!r}: choose one of {', '.join(_REGISTRY)}") from None
+def get_blueprint(name: str, layout: Layout | None = None) -> Blueprint:
+    """The blueprint of this name for slots of this layout; without a layout, the first registered under the name."""
+    if name not in _REGISTRY:
+        close = difflib.get_close_matches(name, _REGISTRY, n=1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise ValueError(f"unknown blueprint {name!r}: choose one of {', '.join(_REGISTRY)}{hint}")
+    by_layout = _REGISTRY[name]
+    if layout is None:
+        return next(iter(by_layout.values()))
+    if layout not in by_layout:
+        raise ValueError(f"blueprint {name!r} does not fit a {layout} slot: it is for {', '.join(by_layout)}")
+    return by_layout[layout]
 
 
 def fitting(shape: SlotShape) -> list[Blueprint]:
-    """The blueprints that can grow in a slot of this shape."""
-    return [candidate for candidate in _REGISTRY.values() if candidate.fits(shape)]
+    """The blueprints that can grow in a slot of this shape, in the order of `blueprint_names`."""
+    return [by_layout[shape.layout] for by_layout in _REGISTRY.values() if shape.layout in by_layout]

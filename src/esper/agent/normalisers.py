@@ -1,0 +1,163 @@
+"""Running statistics: of observations (what the policy sees) and of returns (what the critic predicts).
+
+Not thread-safe and not meant to be: one agent owns a normaliser and calls it from one thread; ranks are merged with
+`Reducer`. Moments are kept in float64, whatever the data.
+
+An observation normaliser is frozen during a rollout. What it sees is gathered on the side and merged by `commit` just
+before the update, so every stored observation is exactly the one the policy saw, and the next rollout uses one set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, nn
+
+from esper.agent.distributed import Reducer, SingleProcess
+from esper.env.spaces import Observation
+
+LEAST_STD = 1e-4
+"""A feature that never varies is centred, not blown up."""
+CLIP = 10.0
+"""Normalised features are cut here: one wild step must not saturate the LSTM."""
+
+
+class RunningMoments:
+    """Mean and variance per feature, from batches (Chan's form of Welford), or exponentially forgetting.
+
+    With `momentum` m each merged batch moves mean and variance to m·old + (1 − m)·batch, the first one sets them.
+    """
+
+    def __init__(self, features: int, momentum: float | None = None, device: torch.device | str = "cpu") -> None:
+        if momentum is not None and not 0.0 < momentum < 1.0:
+            raise ValueError(f"momentum must lie between 0 and 1, not {momentum}")
+        self.momentum = momentum
+        self.count = torch.zeros((), dtype=torch.float64, device=device)
+        self.mean = torch.zeros(features, dtype=torch.float64, device=device)
+        self.variance = torch.ones(features, dtype=torch.float64, device=device)
+
+    @property
+    def std(self) -> Tensor:
+        return self.variance.sqrt().clamp(min=LEAST_STD)
+
+    def merge(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
+        """Take in another set of moments: a batch, or another rank's. Branch-free, so no device synchronisation."""
+        total = self.count + count
+        share = count / total.clamp(min=1.0)
+        shift = mean - self.mean
+        between = shift * shift * share * (1.0 - share)
+        merged_mean = self.mean + shift * share
+        merged_variance = self.variance * (1.0 - share) + variance * share + between
+        if self.momentum is not None:
+            new = torch.where(self.count > 0, 1.0 - self.momentum, 1.0) * (count > 0)
+            merged_mean = self.mean + shift * new
+            merged_variance = self.variance + (variance - self.variance) * new
+        self.mean, self.variance, self.count = merged_mean, merged_variance, total
+
+    def update(self, batch: Tensor, where: Tensor | None = None) -> None:
+        """Take in rows [..., features]; `where` [...] bool leaves some out."""
+        self.merge(*moments(batch, where))
+
+    def state(self) -> dict[str, Tensor]:
+        return {"count": self.count, "mean": self.mean, "variance": self.variance}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        self.count.copy_(state["count"])
+        self.mean = self.mean.copy_(state["mean"])
+        self.variance = self.variance.copy_(state["variance"])
+
+
+def moments(batch: Tensor, where: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Count [], mean and population variance [features] of the rows of [..., features], in float64."""
+    rows = batch.detach().reshape(-1, batch.shape[-1]).double()
+    weight = torch.ones_like(rows[:, 0]) if where is None else where.reshape(-1).double()
+    count = weight.sum()
+    mean = (rows * weight[:, None]).sum(0) / count.clamp(min=1.0)
+    variance = ((rows - mean).square() * weight[:, None]).sum(0) / count.clamp(min=1.0)
+    return count, mean, variance
+
+
+def over_ranks(count: Tensor, mean: Tensor, variance: Tensor, reducer: Reducer) -> tuple[Tensor, Tensor, Tensor]:
+    """The moments of all ranks' rows together, from each rank's own."""
+    if reducer.ranks == 1:
+        return count, mean, variance
+    sums = torch.cat((count[None], count * mean, count * (variance + mean * mean)))
+    sums = reducer.mean(sums) * reducer.ranks
+    features = mean.numel()
+    total = sums[0]
+    joint = sums[1 : 1 + features] / total.clamp(min=1.0)
+    spread = sums[1 + features :] / total.clamp(min=1.0) - joint * joint
+    return total, joint, spread.clamp(min=0.0)
+
+
+class ObservationNormaliser:
+    """Standardises `overall` and `slots`, feature by feature; slots share statistics because they share weights."""
+
+    def __init__(
+        self, overall: int, slots: int, momentum: float | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        self.frozen = {"overall": RunningMoments(overall, momentum, device), "slots": RunningMoments(slots, momentum, device)}
+        self._pending = {"overall": RunningMoments(overall, None, device), "slots": RunningMoments(slots, None, device)}
+
+    def __call__(self, observation: Observation) -> Observation:
+        return Observation(
+            overall=self._apply("overall", observation.overall),
+            slots=self._apply("slots", observation.slots),
+            blueprints=observation.blueprints,
+            costs=observation.costs,
+            present=observation.present,
+        )
+
+    def _apply(self, name: str, x: Tensor) -> Tensor:
+        moments = self.frozen[name]
+        return ((x - moments.mean.float()) / moments.std.float()).clamp(-CLIP, CLIP)
+
+    def gather(self, observation: Observation, valid: Tensor | None = None) -> None:
+        """Note raw observations for the next `commit`; padding and invalid environments are left out."""
+        present = observation.present if valid is None else observation.present & valid[..., None]
+        self._pending["overall"].update(observation.overall, valid)
+        if present.numel():
+            self._pending["slots"].update(observation.slots, present)
+
+    def commit(self, reducer: Reducer | None = None) -> None:
+        """Merge what was gathered, over all ranks, and start gathering anew."""
+        for name, pending in self._pending.items():
+            gathered = over_ranks(pending.count, pending.mean, pending.variance, reducer or SingleProcess())
+            self.frozen[name].merge(*gathered)
+            pending.count = torch.zeros_like(pending.count)
+            pending.mean = torch.zeros_like(pending.mean)
+            pending.variance = torch.ones_like(pending.variance)
+
+    def state(self) -> dict[str, Tensor]:
+        return {f"{name}/{key}": t for name, kept in self.frozen.items() for key, t in kept.state().items()}
+
+    def load(self, state: Mapping[str, Tensor]) -> None:
+        for name, kept in self.frozen.items():
+            kept.load({key: state[f"{name}/{key}"] for key in ("count", "mean", "variance")})
+
+
+class ValueNormaliser:
+    """The one place where returns and the critic's output change units (PopArt).
+
+    The critic predicts standardised returns. When the statistics move, the critic's last layer is rescaled so that the
+    values it stands for stay where they were: rollout values, GAE and the clipping reference never mix two scales.
+    """
+
+    def __init__(self, momentum: float | None = None, device: torch.device | str = "cpu") -> None:
+        self.moments = RunningMoments(1, momentum, device)
+
+    def to_returns(self, normalised: Tensor) -> Tensor:
+        return normalised * self.moments.std.float() + self.moments.mean.float()
+
+    def to_normalised(self, returns: Tensor) -> Tensor:
+        return (returns - self.moments.mean.float()) / self.moments.std.float()
+
+    @torch.no_grad()
+    def update(self, returns: Tensor, valid: Tensor, last: nn.Linear, reducer: Reducer | None = None) -> None:
+        """Take in a rollout's returns [N, T] and rescale the critic's last layer to match."""
+        mean, std = self.moments.mean, self.moments.std
+        self.moments.merge(*over_ranks(*moments(returns[..., None], valid), reducer or SingleProcess()))
+        new_mean, new_std = self.moments.mean, self.moments.std
+        last.weight.copy_(last.weight.double() * (std / new_std))
+        last.bias.copy_((last.bias.double() * std + mean - new_mean) / new_std)

@@ -1,0 +1,174 @@
+"""One growing model in training: model, optimizer and data, changed together and in the right order."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.actions import Action, Effect, Op
+from esper.engine.measure import Evaluation, Loss, Pending, Score, evaluate
+from esper.engine.optimizer import GrowingOptimizer
+from esper.growth.attach import arguments
+from esper.growth.model import GrowingModel
+from esper.growth.slot import Slot, preserved_rng
+from esper.lifecycle import IllegalTransitionError, Stage, Transition
+from esper.tasks.feed import Feed
+
+
+@dataclass(frozen=True, slots=True)
+class TrainReport:
+    """What one epoch of updates showed."""
+
+    loss: float
+    """Mean training loss."""
+    host_gradient: float
+    """Norm of the host's gradient at the last update."""
+    seed_gradients: dict[int, float]
+    """By slot: root-mean-square gradient of the seed's parameters at the last update."""
+    shadow_losses: dict[int, float]
+    """By slot: mean loss of the shadow pass of an incubating seed."""
+
+
+class Learner:
+    """Trains one growing model. It owns its random numbers, so neighbours cannot disturb it."""
+
+    def __init__(
+        self, model: GrowingModel, optimizer: GrowingOptimizer, feed: Feed, loss: Loss, score: Score, *, seed: int = 0
+    ) -> None:
+        self.model = model
+        self.optimizer = optimizer
+        self.feed = feed
+        self.loss = loss
+        self.score = score
+        self.epoch = 0
+        self._rng_state = torch.Generator().manual_seed(seed).get_state()
+
+    # -- one epoch, in this order -------------------------------------------------------------------------------
+
+    def apply(self, action: Action) -> Effect:
+        """Carry out a decision. What is impossible changes nothing, and the effect says why."""
+        model, slot = self.model, None if action.slot is None else self._slot(action.slot)
+        try:
+            if slot is None:
+                return Effect(action, False, action.reason or "wait")
+            if action.op is Op.GERMINATE:
+                assert action.blueprint is not None and action.blend is not None
+                done = model.germinate(slot, action.blueprint, action.blend, epoch=self.epoch, reason=action.reason)
+                self.optimizer.add(slot.index, model.seed_parameters(slot))
+            elif action.op is Op.PRUNE:
+                done = model.prune(slot, epoch=self.epoch, reason=action.reason)
+                self._drop_pruned(done)
+            else:
+                done = model.fossilize(slot, epoch=self.epoch, reason=action.reason)
+        except IllegalTransitionError as error:
+            return Effect(action, False, str(error))
+        return Effect(action, True, action.reason, tuple(done))
+
+    def train_epoch(self) -> Pending[TrainReport]:
+        """Begin the epoch and make its updates, without waiting for the device."""
+        model = self.model
+        model.begin_epoch(self.epoch)
+        model.train()
+        incubating = model.incubating
+        total: Tensor | None = None
+        with self._own_rng(), model.recording() if incubating else nullcontext():
+            for remaining in reversed(range(self.feed.updates_per_epoch)):
+                losses = self._gradients(incubating)  # [1 + incubating]
+                total = losses if total is None else total + losses
+                if remaining == 0:
+                    norms = self._gradient_norms()
+                self.optimizer.step()
+        assert total is not None
+        return self._train_report(total / self.feed.updates_per_epoch, norms, incubating)
+
+    def evaluate(self) -> Pending[Evaluation]:
+        """Measure the network and every seed that is neither kept nor removed yet, on the validation set."""
+        with preserved_rng(self.model.device):
+            return evaluate(self.model, self.feed.validation(), self.loss, self.score, contrasts=self._measured_slots())
+
+    def end_epoch(self, trained: TrainReport, measured: Evaluation) -> list[Transition]:
+        """Let the seeds move on by what was measured."""
+        for slot in self.model.slots:
+            slot.life.measure(
+                gradient=trained.seed_gradients.get(slot.index),
+                shadow_benefit=measured.shadow_benefits.get(slot.index),
+                contribution=measured.contributions.get(slot.index),
+            )
+        transitions = self.model.end_epoch(self.epoch)
+        self._drop_pruned(transitions)
+        self.epoch += 1
+        return transitions
+
+    # -- internals ----------------------------------------------------------------------------------------------
+
+    def _gradients(self, incubating: list[Slot]) -> Tensor:
+        """Gradients of one minibatch: the host's from the plain pass, each incubating seed's from its shadow."""
+        inputs, targets = self.feed.next_batch()
+        args, kwargs = arguments(inputs)
+        self.optimizer.zero_grad()
+        loss = self.loss(self.model(*args, **kwargs), targets)
+        loss.backward()  # type: ignore[no-untyped-call]
+        losses = [loss.detach()]
+        for slot in incubating:
+            shadow_loss = self.loss(self.model.shadow(slot, *args, **kwargs), targets)
+            parameters = self.model.seed_parameters(slot)
+            for parameter, gradient in zip(parameters, torch.autograd.grad(shadow_loss, parameters), strict=True):
+                parameter.grad = gradient
+            losses.append(shadow_loss.detach())
+        return torch.stack(losses)
+
+    def _gradient_norms(self) -> Tensor:
+        """[1 + slots]: the host's gradient norm, then each seed's root-mean-square gradient (0 without a seed)."""
+        host = _norm(list(self.model.host.parameters()))
+        seeds = [self.model.seed_parameters(slot) for slot in self.model.slots]
+        return torch.stack(
+            [host, *(_norm(ps) / max(1, sum(p.numel() for p in ps)) ** 0.5 if ps else host * 0 for ps in seeds)]
+        )
+
+    def _train_report(self, losses: Tensor, norms: Tensor, incubating: list[Slot]) -> Pending[TrainReport]:
+        seeded = [slot.index for slot in self.model.slots if slot.seed is not None]
+
+        def read(numbers: list[float]) -> TrainReport:
+            gradients = numbers[len(losses) :]
+            return TrainReport(
+                loss=numbers[0],
+                host_gradient=gradients[0],
+                seed_gradients={i: gradients[1 + i] for i in seeded},
+                shadow_losses={slot.index: numbers[1 + i] for i, slot in enumerate(incubating)},
+            )
+
+        return Pending(torch.cat([losses, norms]), read)
+
+    def _measured_slots(self) -> list[Slot]:
+        live = [slot for slot in self.model.live if slot.life.stage is not Stage.GERMINATED]
+        return [slot for slot in live if slot.life.stage is Stage.TRAINING or slot.life.alpha > 0.0]
+
+    def _drop_pruned(self, transitions: list[Transition]) -> None:
+        for transition in transitions:
+            if transition.target is Stage.PRUNED:
+                slot = next(slot for slot in self.model.slots if slot.path == transition.slot)
+                self.optimizer.drop(slot.index)
+
+    def _slot(self, index: int) -> Slot:
+        if not 0 <= index < len(self.model.slots):
+            raise IndexError(f"there is no slot {index}: this model has {len(self.model.slots)}")
+        return self.model.slots[index]
+
+    @contextmanager
+    def _own_rng(self) -> Iterator[None]:
+        """Dropout and the like draw from this learner's own sequence."""
+        with preserved_rng(torch.device("cpu")):
+            torch.set_rng_state(self._rng_state)
+            yield
+            self._rng_state = torch.get_rng_state()
+
+
+def _norm(parameters: list[Tensor]) -> Tensor:
+    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    if not gradients:
+        return torch.zeros((), device=parameters[0].device)
+    return torch.stack(torch._foreach_norm(gradients)).norm()

@@ -1,0 +1,107 @@
+"""Optimizer surgery: parameters come and go during training, and nothing else notices.
+
+A seed's parameters join as a group of their own, with their own learning rate and warm-up; a pruned seed's group leaves
+with its state; every other parameter keeps its state object, untouched. Learning-rate schedulers hold per-group lists
+beside the optimizer, and those are kept in step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+Scheduler = LRScheduler | ReduceLROnPlateau
+
+# The lists with one entry per group that torch's schedulers keep. Everything else they need is in the group itself.
+_PER_GROUP_LISTS = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
+
+
+class GrowingOptimizer:
+    """Owns an optimizer and its schedulers, and changes them together when the model grows or shrinks.
+
+    Works with any torch optimizer whose state is per parameter (SGD, Adam, AdamW, …), fused or not.
+    """
+
+    def __init__(
+        self,
+        optimizer: Optimizer,
+        schedulers: Sequence[Scheduler] = (),
+        *,
+        seed_rate: float = 1.0,
+        warmup_updates: int = 25,
+    ) -> None:
+        self.optimizer = optimizer
+        self.schedulers = list(schedulers)
+        self.seed_rate = seed_rate
+        """Learning rate of a seed, as a multiple of the host's."""
+        self.warmup_updates = warmup_updates
+        """Updates over which a new seed's learning rate rises to its full value."""
+
+    def add(self, slot: int, parameters: Iterable[Tensor]) -> None:
+        """Take a seed's parameters in, as the group of `slot`."""
+        host = self.optimizer.param_groups[0]
+        # A group starts as a copy of the host's, because schedulers keep settings of their own in there.
+        group = {key: value for key, value in host.items() if key != "params"}
+        group["lr"] = host["lr"] * self.seed_rate
+        if "initial_lr" in host:
+            group["initial_lr"] = host["initial_lr"] * self.seed_rate
+        group |= {"params": list(parameters), "slot": slot, "updates": 0}
+        self.optimizer.add_param_group(group)
+        for scheduler in _flatten(self.schedulers):
+            for name, values in _per_group_lists(scheduler):
+                scale = self.seed_rate if name in ("base_lrs", "_last_lr", "max_lrs") else None
+                values.append(values[0] if scale is None else values[0] * scale)
+
+    def drop(self, slot: int) -> None:
+        """Forget a seed: its group, its parameters' state, and its place in the schedulers."""
+        groups = self.optimizer.param_groups
+        index = next(i for i, group in enumerate(groups) if group.get("slot") == slot)
+        for parameter in groups[index]["params"]:
+            self.optimizer.state.pop(parameter, None)
+        for scheduler in _flatten(self.schedulers):
+            for _, values in _per_group_lists(scheduler):
+                del values[index]
+        del groups[index]
+
+    def zero_grad(self) -> None:
+        self.optimizer.zero_grad(set_to_none=True)
+
+    def step(self) -> None:
+        with self._warmup():
+            self.optimizer.step()
+        for scheduler in self.schedulers:
+            scheduler.step()  # type: ignore[call-arg]  # a plateau scheduler is refused at construction of a run
+
+    @contextmanager
+    def _warmup(self) -> Iterator[None]:
+        """Young groups step with a reduced rate. Their own `lr` is restored: chained schedulers compute from it."""
+        young = [g for g in self.optimizer.param_groups if g.get("updates", self.warmup_updates) < self.warmup_updates]
+        rates = [group["lr"] for group in young]
+        for group in young:
+            group["updates"] += 1
+            group["lr"] = group["lr"] * group["updates"] / self.warmup_updates
+        try:
+            yield
+        finally:
+            for group, rate in zip(young, rates, strict=True):
+                group["lr"] = rate
+
+
+def _flatten(schedulers: Iterable[Scheduler]) -> Iterator[Scheduler]:
+    """The schedulers, and those inside of sequential and chained ones."""
+    for scheduler in schedulers:
+        yield scheduler
+        yield from _flatten(vars(scheduler).get("_schedulers", ()))
+
+
+def _per_group_lists(scheduler: Scheduler) -> list[tuple[str, list[Any]]]:
+    held = vars(scheduler)
+    return [(name, held[name]) for name in _PER_GROUP_LISTS if isinstance(held.get(name), list)]

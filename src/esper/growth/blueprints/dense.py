@@ -1,0 +1,61 @@
+"""Seeds that act on the last axis alone: dense [batch, channels], and each position of a sequence by itself.
+
+What never looks at another position is causal without further care, so one class serves both layouts.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+from esper.growth.blueprints.registry import blueprint
+
+
+@blueprint("norm", "sequence", "dense")
+class FeatureNorm(nn.Module):
+    """Normalisation over the channels of one position, mixed in channel by channel."""
+
+    def __init__(self, channels: int, layout: str) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.mix = nn.Parameter(torch.zeros(channels))  # as in ConvNorm: alive at birth, and able to replace h
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.norm(h)
+        return h + torch.tanh(self.mix) * (normed - h)
+
+
+@blueprint("lora_large", "sequence", rank=32)
+@blueprint("lora", "sequence", "dense", rank=8)
+class LowRank(nn.Module):
+    """A linear correction of low rank: h + up(down(h))."""
+
+    def __init__(self, channels: int, layout: str, rank: int) -> None:
+        super().__init__()
+        rank = min(rank, channels)
+        self.down = nn.Linear(channels, rank, bias=False)
+        self.up = nn.Linear(rank, channels, bias=False)
+        nn.init.zeros_(self.up.weight)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        change: torch.Tensor = self.up(self.down(h))
+        return h + change
+
+
+@blueprint("mlp", "sequence", "dense", expansion=4)
+@blueprint("mlp_small", "sequence", "dense", expansion=2)
+class FeatureMLP(nn.Module):
+    """A normalised residual MLP with one hidden layer."""
+
+    def __init__(self, channels: int, layout: str, expansion: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+        self.up = nn.Linear(channels, expansion * channels)
+        self.act = nn.GELU()
+        self.down = nn.Linear(expansion * channels, channels)
+        nn.init.zeros_(self.down.weight)
+        nn.init.zeros_(self.down.bias)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        change: torch.Tensor = self.down(self.act(self.up(self.norm(h))))
+        return h + change

@@ -1,0 +1,191 @@
+"""A host with slots: the body that grows. It obeys; deciding is the controller's part.
+
+One epoch, seen from here: `germinate` / `prune` / `fossilize`, `begin_epoch`, training (`forward`, and `shadow` for seeds
+that incubate), measuring (`forward` and `replay` while `recording`), `end_epoch`.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth.blueprints import Blueprint, SlotShape, fitting
+from esper.growth.replay import Recorder
+from esper.growth.seed import Seed, parameter_count
+from esper.growth.slot import Mode, Slot, preserved_rng
+from esper.lifecycle import LIVE, IllegalTransitionError, Rules, Stage, Transition
+
+
+class GrowingModel(nn.Module):
+    """A host network and its slots, in the order of the forward pass.
+
+    Made by `esper.attach`. Its output, and the gradients of its host, are exactly the host's own until a seed blends.
+    """
+
+    def __init__(
+        self,
+        host: nn.Module,
+        places: Sequence[tuple[str, SlotShape]],
+        calls: Counter[nn.Module],
+        *,
+        rules: Rules | None = None,
+        blueprints: Sequence[str] | None = None,
+        budget: int | None = None,
+        max_seeds: int | None = None,
+        rng_seed: int = 0,
+    ) -> None:
+        super().__init__()
+        self.host = host
+        self.seeds = nn.ModuleDict()
+        rules = rules or Rules()
+        self.slots = [Slot(i, path, host.get_submodule(path), shape, rules) for i, (path, shape) in enumerate(places)]
+        self.blueprints = None if blueprints is None else frozenset(blueprints)
+        self.budget = budget
+        """Most parameters that the whole network may have; None is no limit."""
+        self.max_seeds = max_seeds
+        """Most seeds at a time, fossilized ones counted; None is no limit."""
+        self.rng_seed = rng_seed
+        self.seeds_born = 0
+        self.host_parameters = _count(host)
+        if budget is not None and budget < self.host_parameters:
+            raise ValueError(f"the budget of {budget:,} parameters is smaller than the host, {self.host_parameters:,}")
+        self._recorder = Recorder(host, (slot.module for slot in self.slots), calls)
+
+    # -- the forward pass and its variants ----------------------------------------------------------------------
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        self._recorder.start_pass()
+        for slot in self.slots:
+            slot.start_pass(keep_output=self._recorder.is_active)
+        return self.host(*args, **kwargs)
+
+    @contextmanager
+    def recording(self) -> Iterator[None]:
+        """Within, a forward pass can be followed by replays of it."""
+        try:
+            with self._recorder.active():
+                yield
+        finally:
+            for slot in self.slots:
+                slot.start_pass(keep_output=False)
+
+    def replay(self, changes: dict[Slot, Mode], *args: Any, **kwargs: Any) -> Any:
+        """The recorded pass again with some slots in another mode, from the first of them on."""
+        first = min(changes, key=lambda slot: slot.index)
+        modes = dict.fromkeys(self.slots[: first.index], Mode.REPEAT) | changes
+        with ExitStack() as stack:
+            stack.enter_context(self._recorder.up_to(first.module))
+            for slot, mode in changes.items():
+                if mode is Mode.SHADOW:
+                    stack.enter_context(slot.private_buffers())
+            try:
+                for slot in self.slots:
+                    slot.mode, slot.keep_output = modes.get(slot, Mode.LIVE), False
+                return self.host(*args, **kwargs)
+            finally:
+                for slot in self.slots:
+                    slot.mode = Mode.LIVE
+
+    def shadow(self, slot: Slot, *args: Any, **kwargs: Any) -> Any:
+        """The recorded pass with an incubating seed at full strength; leaves no trace in host, statistics or RNG."""
+        with preserved_rng(self.device):
+            return self.replay({slot: Mode.SHADOW}, *args, **kwargs)
+
+    # -- what a controller may do -------------------------------------------------------------------------------
+
+    def germinate(self, slot: Slot, blueprint: str, blend: str, *, epoch: int, reason: str = "") -> list[Transition]:
+        """Plant a seed. Its parameters are new; whoever trains the model must take them into the optimizer."""
+        if slot.life.stage is not Stage.DORMANT:
+            raise IllegalTransitionError(
+                f"slot {slot.path} is {slot.life.stage.name}: only an empty slot can germinate"
+            )
+        refusal = self.why_not_grow(slot, blueprint, blend)
+        if refusal:
+            raise IllegalTransitionError(refusal)
+        self.seeds_born += 1
+        with preserved_rng(torch.device("cpu")):
+            torch.default_generator.manual_seed(self.rng_seed * 1_000_003 + self.seeds_born)
+            seed = Seed(blueprint, slot.shape, blend)
+        like = next(self.host.parameters())
+        seed.to(device=like.device, dtype=like.dtype).train(self.training)
+        slot.plant(seed, self.host)
+        self.seeds[str(slot.index)] = seed
+        return [slot.life.germinate(epoch, self.seeds_born, blueprint, blend, reason)]
+
+    def why_not_grow(self, slot: Slot, blueprint: str, blend: str) -> str:
+        """Why this seed cannot be afforded or does not fit; empty when it can."""
+        if self.max_seeds is not None and len(self.seeds) >= self.max_seeds:
+            return f"the limit of {self.max_seeds} seeds is reached"
+        if blueprint not in {candidate.name for candidate in self.candidates(slot)}:
+            return f"blueprint {blueprint!r} does not fit slot {slot.path} ({slot.shape.layout})"
+        size = self.parameter_count + parameter_count(blueprint, slot.shape, blend)
+        if self.budget is not None and size > self.budget:
+            return f"{blueprint} at {slot.path} would make {size:,} parameters; the budget is {self.budget:,}"
+        return ""
+
+    def candidates(self, slot: Slot) -> list[Blueprint]:
+        """The blueprints that fit the slot and that the user allows, whatever they cost."""
+        return [b for b in fitting(slot.shape) if self.blueprints is None or b.name in self.blueprints]
+
+    def prune(self, slot: Slot, *, epoch: int, reason: str = "", at_once: bool = False) -> list[Transition]:
+        transitions = slot.life.prune(epoch, reason, at_once=at_once)
+        self._follow(slot)
+        return transitions
+
+    def fossilize(self, slot: Slot, *, epoch: int, reason: str = "") -> list[Transition]:
+        return [slot.life.fossilize(epoch, reason)]
+
+    def begin_epoch(self, epoch: int) -> list[Transition]:
+        return [transition for slot in self.slots for transition in slot.life.begin_epoch(epoch)]
+
+    def end_epoch(self, epoch: int) -> list[Transition]:
+        transitions = [transition for slot in self.slots for transition in slot.life.end_epoch(epoch)]
+        for slot in self.slots:
+            self._follow(slot)
+        return transitions
+
+    def _follow(self, slot: Slot) -> None:
+        """Make the network what the slot's life says."""
+        if slot.life.stage is Stage.PRUNED and slot.seed is not None:
+            slot.uproot()
+            del self.seeds[str(slot.index)]
+        elif slot.life.stage is Stage.BLENDING:
+            slot.end_incubation()
+        slot.set_alpha()
+
+    # -- what there is ------------------------------------------------------------------------------------------
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.host.parameters()).device
+
+    @property
+    def parameter_count(self) -> int:
+        """All parameters of host and seeds, tied ones counted once."""
+        return self.host_parameters + sum(_count(seed) for seed in self.seeds.values())
+
+    @property
+    def incubating(self) -> list[Slot]:
+        return [slot for slot in self.slots if slot.life.stage is Stage.TRAINING]
+
+    @property
+    def live(self) -> list[Slot]:
+        """Slots whose seed is neither kept nor removed yet."""
+        return [slot for slot in self.slots if slot.life.stage in LIVE]
+
+    @property
+    def joined(self) -> list[Slot]:
+        """Slots whose seed takes part in the output."""
+        return [slot for slot in self.slots if slot.seed is not None and slot.life.alpha > 0.0]
+
+    def seed_parameters(self, slot: Slot) -> list[Tensor]:
+        return [] if slot.seed is None else list(slot.seed.parameters())
+
+
+def _count(module: nn.Module) -> int:
+    return sum(parameter.numel() for parameter in module.parameters())

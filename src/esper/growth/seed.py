@@ -1,0 +1,44 @@
+"""A seed: one blueprint built for one slot, with the gate that its blend may need. It knows nothing of stages."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import torch
+from torch import Tensor, nn
+
+from esper.actions import BLENDS
+from esper.growth.blueprints import Gated, SlotShape, get_blueprint
+
+
+class Seed(nn.Module):
+    """What grows in a slot: maps h to a tensor of the same shape, and to h itself at birth."""
+
+    body: nn.Module
+    """The blueprint's module, inside a `Gated` for the blend "gated". This is what an exported model keeps."""
+
+    def __init__(self, blueprint: str, shape: SlotShape, blend: str = "linear") -> None:
+        super().__init__()
+        if blend not in BLENDS:
+            raise ValueError(f"unknown blend {blend!r}: choose one of {', '.join(BLENDS)}")
+        self.blueprint = blueprint
+        self.shape = shape
+        self.blend = blend
+        body = get_blueprint(blueprint, shape.layout).build(shape)
+        self.body = Gated(body, shape.channels, shape.layout) if blend == "gated" else body
+
+    def forward(self, h: Tensor) -> Tensor:
+        out: Tensor = self.body(h)
+        return out
+
+    def extra_repr(self) -> str:
+        return f"{self.blueprint}, {self.shape.layout}, channels={self.shape.channels}, blend={self.blend}"
+
+
+@cache
+def parameter_count(name: str, shape: SlotShape, blend: str = "linear") -> int:
+    """The exact number of trainable parameters of such a seed, without building it: no memory, no random numbers."""
+    # A blueprint of a user's may draw on the CPU whatever the default device is; the fork keeps even that from showing.
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        seed = Seed(name, shape, blend)
+    return sum(parameter.numel() for parameter in seed.parameters() if parameter.requires_grad)

@@ -1,0 +1,135 @@
+"""A slot: one place in a host where a seed can grow, the output of one of its modules.
+
+The seed is joined to the host by a forward hook that exists only while there is a seed, so an empty slot costs
+nothing and the host stays the user's own module, with its own parameter names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from enum import Enum, auto
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils.hooks import RemovableHandle
+
+from esper.growth.blueprints import SlotShape
+from esper.growth.replay import Recorded
+from esper.growth.seed import Seed
+from esper.lifecycle import IN_FORWARD, Rules, SlotLife
+
+
+class Mode(Enum):
+    """What a slot's hook does in a forward pass."""
+
+    LIVE = auto()
+    """What the seed's stage says."""
+    OFF = auto()
+    """The host's own output: the seed left out."""
+    SHADOW = auto()
+    """The seed at full strength on a detached input: how an incubating seed learns and is measured."""
+    REPEAT = auto()
+    """The output of the recorded pass: this slot lies before the one that is replayed."""
+
+
+class Slot:
+    """A place, what passes through it, the story of its seeds, and the seed that is there now."""
+
+    def __init__(self, index: int, path: str, module: nn.Module, shape: SlotShape, rules: Rules) -> None:
+        self.index = index
+        self.path = path
+        self.module = module
+        self.shape = shape
+        self.life = SlotLife(path, rules)
+        self.seed: Seed | None = None
+        self.alpha = torch.zeros(())  # a tensor, so that neither a CUDA graph nor a compiled region bakes it in
+        self.mode = Mode.LIVE
+        self.keep_output = False
+        self._repeat: Recorded | None = None
+        self._handle: RemovableHandle | None = None
+        self._shadow_buffers: list[tuple[nn.Module, str, Tensor]] = []
+
+    def plant(self, seed: Seed, host: nn.Module) -> None:
+        """Join a seed to the host. `host` lends the running statistics that the shadow pass starts from."""
+        self.seed = seed
+        self._handle = self.module.register_forward_hook(self._hook)
+        self._shadow_buffers = [
+            (module, name, buffer.clone())
+            for module in host.modules()
+            for name, buffer in module.named_buffers(recurse=False)
+        ]
+
+    def uproot(self) -> None:
+        if self._handle is not None:
+            self._handle.remove()
+        self.seed = self._handle = self._repeat = None
+        self._shadow_buffers = []
+
+    def end_incubation(self) -> None:
+        """The seed is about to act on the host itself: its private statistics are no longer needed."""
+        self._shadow_buffers = []
+
+    def set_alpha(self) -> None:
+        """Take over alpha from the slot's life."""
+        device = self.alpha.device if self.seed is None else next(self.seed.parameters()).device
+        if self.alpha.device != device:
+            self.alpha = self.alpha.to(device)
+        self.alpha.fill_(self.life.alpha)
+
+    def _hook(self, module: nn.Module, args: Any, output: Any) -> Any:
+        seed, mode = self.seed, self.mode
+        assert seed is not None
+        if mode is Mode.REPEAT:
+            if self._repeat is not None and self._repeat.intact:
+                return _with_first(output, self._repeat.detached())
+            mode = Mode.LIVE
+        h = _first(output)
+        if mode is Mode.SHADOW:
+            return _with_first(output, seed(h.detach()))
+        if mode is Mode.LIVE and self.life.stage in IN_FORWARD:
+            grown = seed(h)
+            mixed = grown if self.life.alpha == 1.0 else h + self.alpha * (grown - h)
+        else:
+            mixed = h
+        if self.keep_output:
+            self._repeat = Recorded.of(mixed)
+        return None if mixed is h else _with_first(output, mixed)
+
+    def start_pass(self, *, keep_output: bool) -> None:
+        """Forget the last pass; keep what the slot gives in the next one, for replays."""
+        self.keep_output, self._repeat = keep_output, None
+
+    @contextmanager
+    def private_buffers(self) -> Iterator[None]:
+        """Within, the host reads and updates this seed's copy of its running statistics, never its own."""
+        own = [(module, name, module.get_buffer(name)) for module, name, _ in self._shadow_buffers]
+        try:
+            for module, name, buffer in self._shadow_buffers:
+                setattr(module, name, buffer)
+            yield
+        finally:
+            # A module may have replaced a buffer instead of writing into it: keep what it left.
+            self._shadow_buffers = [(module, name, module.get_buffer(name)) for module, name, _ in own]
+            for module, name, buffer in own:
+                setattr(module, name, buffer)
+
+
+def _first(output: Any) -> Tensor:
+    tensor: Tensor = output if isinstance(output, Tensor) else output[0]
+    return tensor
+
+
+def _with_first(output: Any, first: Tensor) -> Any:
+    """`output` with its (first) tensor exchanged; lists and tuples keep the rest."""
+    if isinstance(output, Tensor):
+        return first
+    return type(output)((first, *output[1:]))
+
+
+@contextmanager
+def preserved_rng(device: torch.device) -> Iterator[None]:
+    """Random numbers drawn inside do not move the host's own sequence."""
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        yield

@@ -1,0 +1,363 @@
+"""The controller's network: set of slots -> recurrent core -> four heads and a value.
+
+                      slots [.., S, F] ─ slot encoder (shared) ─┬─ mean and max over present slots ─┐
+    blueprint embedding ──────┘                                 │            overall [.., G] ───────┴─ features
+                                                                │                                    │
+                                       slot encodings [.., S, E]│                      LayerNorm ─ LSTM ─ LayerNorm
+                                                                │                                    │
+                     slot, blueprint, blend scores  ────────────┴──── core [.., H] ──┬── op ──┬── value
+
+Every slot goes through the same weights (a pointer scores them), so one network serves any number of slots, and of
+blueprints up to the capacity of its embedding. Recurrent state is an argument and a result, never an attribute.
+The value is a function of observation and state only. Legality enters the distribution, not the network: a bootstrap
+value cannot be taken under the wrong masks.
+
+LayerNorm stands on both sides of the LSTM on purpose: before it, so that bounded inputs keep the cell state bounded;
+after it, because LSTM outputs are small after a reset and the heads should see one scale throughout an episode.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from math import sqrt
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+
+from esper.actions import BLENDS
+from esper.env.spaces import ActionMasks, Observation
+from esper.policy.distribution import GROWTH_ACTIONS, ActionSpace, FactoredLogits, FactoredPolicy
+
+HIDDEN_GAIN = sqrt(2.0)
+"""Orthogonal gain of layers followed by a ReLU."""
+VALUE_GAIN = 1.0
+FORGET_BIAS = 1.0
+"""Initial bias of the forget gate: the cell remembers until it learns to forget."""
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkConfig:
+    """What fixes the shapes of the weights. Numbers of slots and environments are not among them."""
+
+    overall_features: int
+    """Width of `Observation.overall`."""
+    slot_features: int = 0
+    """Width of `Observation.slots`; unused by the vector encoder."""
+    encoder: Literal["slots", "vector"] = "slots"
+    """A set of slots with pointer heads, or a plain vector with heads of fixed sizes (`slots`, `blueprints`)."""
+    space: ActionSpace = field(default=GROWTH_ACTIONS)
+    """Which heads each operation uses."""
+    blueprints: int = 16
+    """Capacity of the blueprint embedding (slots), or exact number of blueprints (vector)."""
+    blends: int = len(BLENDS)
+    """Number of blends."""
+    slots: int = 1
+    """Exact number of slots for the vector encoder; the slot encoder takes any number."""
+    hidden: int = 128
+    """Width of features, LSTM state and core."""
+    layers: int = 1
+    """LSTM layers; 0 is a memoryless policy with a feed-forward layer in its place."""
+    feature_layers: int = 2
+    """Depth of the feature net; layers after the first are residual."""
+    slot_width: int = 64
+    """Width of a slot's encoding."""
+    embedding: int = 16
+    """Width of the blueprint embedding."""
+    policy_gain: float = 0.01
+    """Orthogonal gain of the policy outputs: near-uniform at birth."""
+    floor: float = 0.0
+    """Least probability of a legal choice, in every head, in rollout and update alike."""
+    layout: str = ""
+    """Version of the observation's fields; a checkpoint made for another layout is refused."""
+
+    def __post_init__(self) -> None:
+        if self.encoder == "slots" and self.slot_features < 1:
+            raise ValueError("the slot encoder needs slot_features >= 1; use encoder='vector' for plain vectors")
+        if self.layers < 0 or self.feature_layers < 1:
+            raise ValueError(
+                f"layers must be >= 0 and feature_layers >= 1, not {self.layers} and {self.feature_layers}"
+            )
+
+    @property
+    def head_width(self) -> int:
+        return max(32, self.hidden // 2)
+
+
+@dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """What the core remembers: hidden and cell, each [layers, N, hidden]. A memoryless policy has 0 layers."""
+
+    hidden: Tensor
+    cell: Tensor
+
+    def keep(self, mask: Tensor) -> RecurrentState:
+        """Zero the state of environments where `mask` [N] is False: their next step starts an episode."""
+        kept = mask[None, :, None]
+        return RecurrentState(self.hidden * kept, self.cell * kept)
+
+
+@dataclass(frozen=True, slots=True)
+class Packing:
+    """Where each step of [N, T] rows goes when every episode inside them becomes a sequence [M, L] of its own.
+
+    With it, rows that contain several episodes need one fused LSTM call instead of a Python loop over steps. Rows that
+    are exactly one episode need none (None instead of a Packing).
+    """
+
+    source: Tensor
+    """[M, L] int64: flat step n·T + t at each place; padding repeats step 0 and is never read back."""
+    place: Tensor
+    """[N, T] int64: flat place m·L + l of each step."""
+    first: Tensor
+    """[M] int64: row whose initial state the sequence continues, or N for a fresh (zero) state."""
+
+    @staticmethod
+    def of(starts: Tensor) -> Packing:
+        """From [N, T] bool: True where a step starts an episode. Column 0 starts a sequence either way."""
+        rows, steps = starts.shape
+        time = torch.arange(steps, device=starts.device)
+        opens = starts.clone()
+        opens[:, 0] = True
+        sequence = opens.flatten().cumsum(0) - 1  # [N·T]
+        opened_at = torch.where(opens, time, torch.zeros_like(time)).cummax(dim=1).values
+        position = (time - opened_at).flatten()
+        length = int(position.max()) + 1
+        count = int(sequence[-1]) + 1
+        place = sequence * length + position
+        source = torch.zeros(count * length, dtype=torch.int64, device=starts.device)
+        source[place] = torch.arange(rows * steps, device=starts.device)
+        row, column = opens.nonzero(as_tuple=True)
+        fresh = (column > 0) | starts[row, column]
+        first = torch.where(fresh, torch.full_like(row, rows), row)
+        return Packing(source.view(count, length), place.view(rows, steps), first)
+
+
+@dataclass(frozen=True, slots=True)
+class NetworkOutput:
+    """Leading dimensions as in the observation: [N] for a step, [N, T] for rows."""
+
+    policy: FactoredPolicy
+    value: Tensor
+    """In the value normaliser's units."""
+    state: RecurrentState | None
+    """After the last step; None for packed rows, which nobody continues."""
+
+
+def _linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN) -> nn.Linear:
+    layer = nn.Linear(inputs, outputs)
+    nn.init.orthogonal_(layer.weight, gain)
+    nn.init.zeros_(layer.bias)
+    return layer
+
+
+def _layer(inputs: int, outputs: int) -> nn.Sequential:
+    return nn.Sequential(_linear(inputs, outputs), nn.LayerNorm(outputs), nn.ReLU())
+
+
+class FeatureNet(nn.Module):
+    """A first layer, then residual ones; each ends in LayerNorm and ReLU."""
+
+    def __init__(self, inputs: int, width: int, depth: int) -> None:
+        super().__init__()
+        self.first = _layer(inputs, width)
+        self.rest = nn.ModuleList(_layer(width, width) for _ in range(depth - 1))
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.first(x)
+        for layer in self.rest:
+            x = x + layer(x)
+        return x
+
+
+class SlotEncoder(nn.Module):
+    """Each slot on its own, with the same weights: [..., S, F] and what grows there -> [..., S, slot_width]."""
+
+    def __init__(self, config: NetworkConfig, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+        inputs = config.slot_features + config.embedding
+        self.net = nn.Sequential(_layer(inputs, config.slot_width), _linear(config.slot_width, config.slot_width))
+
+    def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
+        """The slots' encodings, and mean and max over the present ones, [..., 2·slot_width]."""
+        what = self.embedding(observation.blueprints)
+        slots = self.net(torch.cat((observation.slots, what), dim=-1))
+        present = observation.present[..., None]
+        count = present.sum(-2).clamp(min=1)
+        mean = (slots * present).sum(-2) / count
+        highest = slots.masked_fill(~present, -torch.inf).amax(-2)
+        highest = torch.where(present.any(-2), highest, torch.zeros_like(highest))  # a model without any slot
+        return slots, torch.cat((mean, highest), dim=-1)
+
+
+class JointScore(nn.Module):
+    """Scores of a slot in the light of the core: ReLU(A·core + B·slot) -> outputs, [..., S, outputs]."""
+
+    def __init__(self, config: NetworkConfig, outputs: int) -> None:
+        super().__init__()
+        width = config.head_width
+        self.core = _linear(config.hidden, width)
+        self.slot = nn.Linear(config.slot_width, width, bias=False)
+        nn.init.orthogonal_(self.slot.weight, HIDDEN_GAIN)
+        self.out = _linear(width, outputs, config.policy_gain)
+
+    def forward(self, core: Tensor, slots: Tensor) -> Tensor:
+        scores: Tensor = self.out(torch.relu(self.core(core)[..., None, :] + self.slot(slots)))
+        return scores
+
+
+class BlueprintScore(nn.Module):
+    """A query per slot against every blueprint's embedding, plus a learned price on the relative parameter cost."""
+
+    def __init__(self, config: NetworkConfig, embedding: nn.Embedding) -> None:
+        super().__init__()
+        self.embedding = embedding
+        self.query = JointScore(config, config.embedding + 1)
+
+    def forward(self, core: Tensor, slots: Tensor, costs: Tensor) -> Tensor:
+        query = self.query(core, slots)  # [..., S, E + 1]
+        known = self.embedding.weight[1 : costs.shape[-1] + 1]  # row 0 is the empty slot
+        scores: Tensor = query[..., :-1] @ known.T - query[..., -1:] * costs
+        return scores
+
+
+def _head(config: NetworkConfig, outputs: int, gain: float) -> nn.Sequential:
+    return nn.Sequential(
+        _linear(config.hidden, config.head_width), nn.ReLU(), _linear(config.head_width, outputs, gain)
+    )
+
+
+class FactoredRecurrentActorCritic(nn.Module):
+    """Shared trunk, one head per part of a decision, and a V(s) critic. About 0.2 M parameters at the defaults."""
+
+    uses: Tensor
+
+    def __init__(self, config: NetworkConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.register_buffer("uses", config.space.table(), persistent=False)
+        ops, hidden = config.space.ops, config.hidden
+        if config.encoder == "slots":
+            self.embedding = nn.Embedding(config.blueprints + 1, config.embedding)
+            self.slot_encoder = SlotEncoder(config, self.embedding)
+            self.slot_head: nn.Module = JointScore(config, ops)
+            self.blueprint_head: nn.Module = BlueprintScore(config, self.embedding)
+            self.blend_head: nn.Module = JointScore(config, config.blends)
+            inputs = config.overall_features + 2 * config.slot_width
+        else:
+            self.slot_head = _head(config, ops * config.slots, config.policy_gain)
+            self.blueprint_head = _head(config, config.slots * config.blueprints, config.policy_gain)
+            self.blend_head = _head(config, config.slots * config.blends, config.policy_gain)
+            inputs = config.overall_features
+        self.features = FeatureNet(inputs, hidden, config.feature_layers)
+        self.before_core = nn.LayerNorm(hidden)
+        self.lstm = nn.LSTM(hidden, hidden, config.layers, batch_first=True) if config.layers else None
+        self.feed_forward = None if config.layers else nn.Sequential(_linear(hidden, hidden), nn.ReLU())
+        self.after_core = nn.LayerNorm(hidden)
+        self.op_head = _head(config, ops, config.policy_gain)
+        self.value_head = _head(config, 1, VALUE_GAIN)
+        if self.lstm is not None:
+            _initialise_lstm(self.lstm)
+
+    @property
+    def recurrent(self) -> bool:
+        return self.lstm is not None
+
+    def initial_state(self, batch: int) -> RecurrentState:
+        zeros = self.uses.new_zeros((self.config.layers, batch, self.config.hidden), dtype=torch.float32)
+        return RecurrentState(zeros, zeros.clone())
+
+    def forward(
+        self, observation: Observation, masks: ActionMasks, state: RecurrentState, packing: Packing | None = None
+    ) -> NetworkOutput:
+        """A step [N, ...] or whole rows [N, T, ...] from the state before their first step."""
+        slots, features = self._encode(observation)
+        core, after = self._remember(features, state, packing)
+        policy = FactoredPolicy.from_logits(
+            self._logits(core, slots, observation, masks), masks, self.uses, self.config.floor
+        )
+        return NetworkOutput(policy, self.value_head(core).squeeze(-1), after)
+
+    def value(self, observation: Observation, state: RecurrentState) -> Tensor:
+        """V of a state that will not be acted upon, [N]: a bootstrap. Disturbs nothing."""
+        core, _ = self._remember(self._encode(observation)[1], state, None)
+        value: Tensor = self.value_head(core).squeeze(-1)
+        return value
+
+    def _encode(self, observation: Observation) -> tuple[Tensor | None, Tensor]:
+        if self.config.encoder == "vector":
+            return None, self.features(observation.overall)
+        slots, pooled = self.slot_encoder(observation)
+        return slots, self.features(torch.cat((observation.overall, pooled), dim=-1))
+
+    def _remember(
+        self, features: Tensor, state: RecurrentState, packing: Packing | None
+    ) -> tuple[Tensor, RecurrentState | None]:
+        x = self.before_core(features)
+        if self.lstm is None:
+            assert self.feed_forward is not None
+            return self.after_core(self.feed_forward(x)), state
+        if packing is not None:
+            return self.after_core(self._packed(self.lstm, x, state, packing)), None
+        steps = x if x.dim() == 3 else x[:, None]  # [N, T, H]
+        out, (hidden, cell) = self.lstm(steps, (state.hidden, state.cell))
+        out = out if x.dim() == 3 else out[:, 0]
+        return self.after_core(out), RecurrentState(hidden, cell)
+
+    @staticmethod
+    def _packed(lstm: nn.LSTM, x: Tensor, state: RecurrentState, packing: Packing) -> Tensor:
+        sequences = x.flatten(0, 1)[packing.source]  # [M, L, H]
+        fresh = torch.zeros_like(state.hidden[:, :1])
+        hidden = torch.cat((state.hidden, fresh), dim=1)[:, packing.first]
+        cell = torch.cat((state.cell, fresh), dim=1)[:, packing.first]
+        out, _ = lstm(sequences, (hidden, cell))
+        unpacked: Tensor = out.flatten(0, 1)[packing.place]  # [N, T, H]
+        return unpacked
+
+    def _logits(
+        self, core: Tensor, slots: Tensor | None, observation: Observation, masks: ActionMasks
+    ) -> FactoredLogits:
+        op = self.op_head(core)
+        if slots is None:
+            return FactoredLogits(
+                op,
+                self.slot_head(core).view_as(masks.slot),
+                self.blueprint_head(core).view_as(masks.blueprint),
+                self.blend_head(core).view_as(masks.blend),
+            )
+        return FactoredLogits(
+            op,
+            self.slot_head(core, slots).transpose(-1, -2),  # [..., S, O] -> [..., O, S]
+            self.blueprint_head(core, slots, observation.costs),
+            self.blend_head(core, slots),
+        )
+
+    def parameters_by_head(self) -> dict[str, list[nn.Parameter]]:
+        """Every parameter once: those of each head, of the value, and of the trunk that they share."""
+        heads = {
+            "slot": self.slot_head,
+            "blueprint": self.blueprint_head,
+            "blend": self.blend_head,
+            "op": self.op_head,
+            "value": self.value_head,
+        }
+        shared = [] if self.config.encoder == "vector" else [self.embedding.weight]
+        owned = {id(p) for p in shared}
+        groups = {name: [p for p in head.parameters() if id(p) not in owned] for name, head in heads.items()}
+        in_heads = {id(p) for group in groups.values() for p in group}
+        groups["trunk"] = [p for p in self.parameters() if id(p) not in in_heads]
+        return groups
+
+
+def _initialise_lstm(lstm: nn.LSTM) -> None:
+    """Orthogonal matrices, zero biases, and a forget gate that starts open."""
+    for name, parameter in lstm.named_parameters():
+        if name.startswith("weight"):
+            nn.init.orthogonal_(parameter)
+        else:
+            nn.init.zeros_(parameter)
+        if name.startswith("bias_ih"):  # in one of the two biases only: they add up
+            forget_gate = slice(lstm.hidden_size, 2 * lstm.hidden_size)  # PyTorch's order: input, forget, cell, output
+            with torch.no_grad():
+                parameter[forget_gate].fill_(FORGET_BIAS)

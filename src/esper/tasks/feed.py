@@ -1,0 +1,116 @@
+"""Where a learner's minibatches come from: tensors sampled by index, or a person's own data loaders."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from esper.growth.attach import arguments
+from esper.tasks.data import Split, check_split, crop_and_flip
+
+EVALUATION_CHUNK = 1024
+"""Examples per evaluation pass; bounds the memory of replays."""
+
+Batch = tuple[Any, Tensor]
+"""Model inputs (a tensor, a tuple of arguments or a dict of keyword arguments) and targets."""
+
+
+class Feed(Protocol):
+    """Training minibatches without end, and the validation set in chunks that are the same every time."""
+
+    updates_per_epoch: int
+
+    def next_batch(self) -> Batch: ...
+
+    def validation(self) -> Iterable[Batch]: ...
+
+
+class TensorFeed:
+    """Tensors on the device, sampled by index from a generator of its own."""
+
+    def __init__(
+        self,
+        train: Split,
+        val: Split,
+        *,
+        batch_size: int,
+        updates_per_epoch: int | None = None,
+        augment: bool = False,
+        seed: int = 0,
+    ) -> None:
+        self.train, self.val = train, val
+        self.batch_size = min(batch_size, len(train))
+        self.updates_per_epoch = updates_per_epoch or max(1, len(train) // self.batch_size)
+        self.augment = augment
+        self.generator = torch.Generator().manual_seed(seed)
+
+    def next_batch(self) -> Batch:
+        x, y = self.train.batch(self.generator, self.batch_size)
+        return (crop_and_flip(x, self.generator) if self.augment else x), y
+
+    def validation(self) -> Iterable[Batch]:
+        return chunks(self.val)
+
+
+class LoaderFeed:
+    """Two iterables of (inputs, targets), such as `DataLoader`s. An epoch is one pass over the training one."""
+
+    def __init__(self, train: Iterable[Batch], val: Iterable[Batch], device: torch.device) -> None:
+        self.train, self.val, self.device = train, val, device
+        self.updates_per_epoch = _length(train)
+        self._batches: Iterator[Batch] = iter(())
+
+    def next_batch(self) -> Batch:
+        batch = next(self._batches, None)
+        if batch is None:
+            self._batches = iter(self.train)
+            batch = next(self._batches, None)
+            if batch is None:
+                raise ValueError("the training loader gives no batches")
+        return self._checked(batch, "train")
+
+    def validation(self) -> Iterable[Batch]:
+        empty = True
+        for batch in self.val:
+            empty = False
+            yield self._checked(batch, "val")
+        if empty:
+            raise ValueError("the validation loader gives no batches")
+
+    def _checked(self, batch: Any, name: str) -> Batch:
+        if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
+            raise ValueError(f"the {name} loader must give (inputs, targets) pairs, not {type(batch).__name__}")
+        inputs, targets = batch
+        for part in tensors_of(inputs):
+            check_split(Split(part, targets), name)
+        return move(inputs, self.device), targets.to(self.device, non_blocking=True)
+
+
+def chunks(split: Split, size: int = EVALUATION_CHUNK) -> Iterator[Batch]:
+    for start in range(0, len(split), size):
+        yield split.x[start : start + size], split.y[start : start + size]
+
+
+def tensors_of(inputs: Any) -> list[Tensor]:
+    args, kwargs = arguments(inputs)
+    return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
+
+
+def move(inputs: Any, device: torch.device) -> Any:
+    if isinstance(inputs, Tensor):
+        return inputs.to(device, non_blocking=True)
+    if isinstance(inputs, dict):
+        return {key: move(value, device) for key, value in inputs.items()}
+    if isinstance(inputs, tuple | list):
+        return tuple(move(value, device) for value in inputs)
+    return inputs
+
+
+def _length(loader: Iterable[Batch]) -> int:
+    try:
+        return len(loader)  # type: ignore[arg-type]
+    except TypeError:
+        raise ValueError("the training loader has no length: give a DataLoader over a sized dataset") from None
