@@ -294,7 +294,7 @@ class SlotLife:
                     _at_least("gradient", self.gradient, self.rules.gradient_activity),
                     _at_least(
                         "shadow benefit",
-                        self.shadow_benefit and self.shadow_benefit.accuracy,
+                        None if self.shadow_benefit is None else self.shadow_benefit.accuracy,
                         self.rules.shadow_benefit,
                     ),
                 ),

@@ -19,6 +19,8 @@ from esper.env.spaces import Observation
 
 LEAST_STD = 1e-4
 """A feature that never varies is centred, not blown up."""
+LEAST_RETURN_STD = 1e-2
+"""Returns that hardly vary (in reward units: percentage points) must not be magnified into targets of unit size."""
 CLIP = 10.0
 """Normalised features are cut here: one wild step must not saturate the LSTM."""
 
@@ -26,34 +28,40 @@ CLIP = 10.0
 class RunningMoments:
     """Mean and variance per feature, from batches (Chan's form of Welford), or exponentially forgetting.
 
-    With `momentum` m each merged batch moves mean and variance to m·old + (1 − m)·batch, the first one sets them.
+    Merging takes the moments of the mixture: the batch weighs as many rows as it has, or, with `momentum` m, 1 − m (the
+    first batch: 1). The distance between the two means is part of the variance in both modes.
     """
 
-    def __init__(self, features: int, momentum: float | None = None, device: torch.device | str = "cpu") -> None:
+    def __init__(
+        self,
+        features: int,
+        momentum: float | None = None,
+        device: torch.device | str = "cpu",
+        least_std: float = LEAST_STD,
+    ) -> None:
         if momentum is not None and not 0.0 < momentum < 1.0:
             raise ValueError(f"momentum must lie between 0 and 1, not {momentum}")
         self.momentum = momentum
+        self.least_std = least_std
         self.count = torch.zeros((), dtype=torch.float64, device=device)
         self.mean = torch.zeros(features, dtype=torch.float64, device=device)
         self.variance = torch.ones(features, dtype=torch.float64, device=device)
 
     @property
     def std(self) -> Tensor:
-        return self.variance.sqrt().clamp(min=LEAST_STD)
+        return self.variance.sqrt().clamp(min=self.least_std)
 
     def merge(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
         """Take in another set of moments: a batch, or another rank's. Branch-free, so no device synchronisation."""
         total = self.count + count
         share = count / total.clamp(min=1.0)
+        if self.momentum is not None:
+            share = torch.where(self.count > 0, 1.0 - self.momentum, 1.0) * (count > 0)
         shift = mean - self.mean
         between = shift * shift * share * (1.0 - share)
-        merged_mean = self.mean + shift * share
-        merged_variance = self.variance * (1.0 - share) + variance * share + between
-        if self.momentum is not None:
-            new = torch.where(self.count > 0, 1.0 - self.momentum, 1.0) * (count > 0)
-            merged_mean = self.mean + shift * new
-            merged_variance = self.variance + (variance - self.variance) * new
-        self.mean, self.variance, self.count = merged_mean, merged_variance, total
+        self.variance = self.variance * (1.0 - share) + variance * share + between
+        self.mean = self.mean + shift * share
+        self.count = total
 
     def update(self, batch: Tensor, where: Tensor | None = None) -> None:
         """Take in rows [..., features]; `where` [...] bool leaves some out."""
@@ -63,9 +71,9 @@ class RunningMoments:
         return {"count": self.count, "mean": self.mean, "variance": self.variance}
 
     def load(self, state: Mapping[str, Tensor]) -> None:
-        self.count.copy_(state["count"])
-        self.mean = self.mean.copy_(state["mean"])
-        self.variance = self.variance.copy_(state["variance"])
+        self.count = state["count"].to(self.count)
+        self.mean = state["mean"].to(self.mean)
+        self.variance = state["variance"].to(self.variance)
 
 
 def moments(batch: Tensor, where: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
@@ -97,8 +105,9 @@ class ObservationNormaliser:
     def __init__(
         self, overall: int, slots: int, momentum: float | None = None, device: torch.device | str = "cpu"
     ) -> None:
-        self.frozen = {"overall": RunningMoments(overall, momentum, device), "slots": RunningMoments(slots, momentum, device)}
-        self._pending = {"overall": RunningMoments(overall, None, device), "slots": RunningMoments(slots, None, device)}
+        widths = {"overall": overall, "slots": slots}
+        self.frozen = {name: RunningMoments(width, momentum, device) for name, width in widths.items()}
+        self._pending = {name: RunningMoments(width, None, device) for name, width in widths.items()}
 
     def __call__(self, observation: Observation) -> Observation:
         return Observation(
@@ -145,7 +154,7 @@ class ValueNormaliser:
     """
 
     def __init__(self, momentum: float | None = None, device: torch.device | str = "cpu") -> None:
-        self.moments = RunningMoments(1, momentum, device)
+        self.moments = RunningMoments(1, momentum, device, least_std=LEAST_RETURN_STD)
 
     def to_returns(self, normalised: Tensor) -> Tensor:
         return normalised * self.moments.std.float() + self.moments.mean.float()

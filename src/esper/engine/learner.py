@@ -56,8 +56,8 @@ class Learner:
             if slot is None:
                 return Effect(action, False, action.reason or "wait")
             if action.op is Op.GERMINATE:
-                assert action.blueprint is not None and action.blend is not None
-                done = model.germinate(slot, action.blueprint, action.blend, epoch=self.epoch, reason=action.reason)
+                blueprint, blend = str(action.blueprint), str(action.blend)  # an Action guarantees both
+                done = model.germinate(slot, blueprint, blend, epoch=self.epoch, reason=action.reason)
                 self.optimizer.add(slot.index, model.seed_parameters(slot))
             elif action.op is Op.PRUNE:
                 done = model.prune(slot, epoch=self.epoch, reason=action.reason)
@@ -68,10 +68,12 @@ class Learner:
             return Effect(action, False, str(error))
         return Effect(action, True, action.reason, tuple(done))
 
-    def train_epoch(self) -> Pending[TrainReport]:
-        """Begin the epoch and make its updates, without waiting for the device."""
+    def begin_epoch(self) -> list[Transition]:
+        return self.model.begin_epoch(self.epoch)
+
+    def train(self) -> Pending[TrainReport]:
+        """Make the epoch's updates, without waiting for the device."""
         model = self.model
-        model.begin_epoch(self.epoch)
         model.train()
         incubating = model.incubating
         total: Tensor | None = None
@@ -171,4 +173,5 @@ def _norm(parameters: list[Tensor]) -> Tensor:
     gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
     if not gradients:
         return torch.zeros((), device=parameters[0].device)
-    return torch.stack(torch._foreach_norm(gradients)).norm()
+    norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
+    return norm

@@ -18,8 +18,6 @@ from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-Scheduler = LRScheduler | ReduceLROnPlateau
-
 # The lists with one entry per group that torch's schedulers keep. Everything else they need is in the group itself.
 _PER_GROUP_LISTS = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
 
@@ -33,11 +31,14 @@ class GrowingOptimizer:
     def __init__(
         self,
         optimizer: Optimizer,
-        schedulers: Sequence[Scheduler] = (),
+        schedulers: Sequence[LRScheduler] = (),
         *,
         seed_rate: float = 1.0,
         warmup_updates: int = 25,
     ) -> None:
+        for scheduler in schedulers:
+            if isinstance(scheduler, ReduceLROnPlateau):
+                raise ValueError("ReduceLROnPlateau waits for a metric at each step; use a scheduler of the step count")
         self.optimizer = optimizer
         self.schedulers = list(schedulers)
         self.seed_rate = seed_rate
@@ -78,7 +79,7 @@ class GrowingOptimizer:
         with self._warmup():
             self.optimizer.step()
         for scheduler in self.schedulers:
-            scheduler.step()  # type: ignore[call-arg]  # a plateau scheduler is refused at construction of a run
+            scheduler.step()
 
     @contextmanager
     def _warmup(self) -> Iterator[None]:
@@ -95,13 +96,13 @@ class GrowingOptimizer:
                 group["lr"] = rate
 
 
-def _flatten(schedulers: Iterable[Scheduler]) -> Iterator[Scheduler]:
+def _flatten(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
     """The schedulers, and those inside of sequential and chained ones."""
     for scheduler in schedulers:
         yield scheduler
         yield from _flatten(vars(scheduler).get("_schedulers", ()))
 
 
-def _per_group_lists(scheduler: Scheduler) -> list[tuple[str, list[Any]]]:
+def _per_group_lists(scheduler: LRScheduler) -> list[tuple[str, list[Any]]]:
     held = vars(scheduler)
     return [(name, held[name]) for name in _PER_GROUP_LISTS if isinstance(held.get(name), list)]

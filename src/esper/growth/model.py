@@ -1,7 +1,7 @@
 """A host with slots: the body that grows. It obeys; deciding is the controller's part.
 
-One epoch, seen from here: `germinate` / `prune` / `fossilize`, `begin_epoch`, training (`forward`, and `shadow` for seeds
-that incubate), measuring (`forward` and `replay` while `recording`), `end_epoch`.
+One epoch, seen from here: `germinate` / `prune` / `fossilize`, `begin_epoch`, training (`forward`, and `shadow` for
+seeds that incubate), measuring (`forward` and `replay` while `recording`), `end_epoch`.
 """
 
 from __future__ import annotations
@@ -100,11 +100,7 @@ class GrowingModel(nn.Module):
 
     def germinate(self, slot: Slot, blueprint: str, blend: str, *, epoch: int, reason: str = "") -> list[Transition]:
         """Plant a seed. Its parameters are new; whoever trains the model must take them into the optimizer."""
-        if slot.life.stage is not Stage.DORMANT:
-            raise IllegalTransitionError(
-                f"slot {slot.path} is {slot.life.stage.name}: only an empty slot can germinate"
-            )
-        refusal = self.why_not_grow(slot, blueprint, blend)
+        refusal = self.why_not_grow(slot, blueprint)
         if refusal:
             raise IllegalTransitionError(refusal)
         self.seeds_born += 1
@@ -117,16 +113,22 @@ class GrowingModel(nn.Module):
         self.seeds[str(slot.index)] = seed
         return [slot.life.germinate(epoch, self.seeds_born, blueprint, blend, reason)]
 
-    def why_not_grow(self, slot: Slot, blueprint: str, blend: str) -> str:
-        """Why this seed cannot be afforded or does not fit; empty when it can."""
+    def why_not_grow(self, slot: Slot, blueprint: str) -> str:
+        """Why this seed does not fit or cannot be afforded; empty when it can be grown."""
+        if slot.life.stage is not Stage.DORMANT:
+            return f"slot {slot.path} is {slot.life.stage.name}: only an empty slot can germinate"
         if self.max_seeds is not None and len(self.seeds) >= self.max_seeds:
             return f"the limit of {self.max_seeds} seeds is reached"
         if blueprint not in {candidate.name for candidate in self.candidates(slot)}:
             return f"blueprint {blueprint!r} does not fit slot {slot.path} ({slot.shape.layout})"
-        size = self.parameter_count + parameter_count(blueprint, slot.shape, blend)
+        size = self.parameter_count + self.cost(slot, blueprint)
         if self.budget is not None and size > self.budget:
             return f"{blueprint} at {slot.path} would make {size:,} parameters; the budget is {self.budget:,}"
         return ""
+
+    def cost(self, slot: Slot, blueprint: str) -> int:
+        """Parameters that the budget must have room for: the seed with a gate, so that every blend is affordable."""
+        return parameter_count(blueprint, slot.shape, "gated")
 
     def candidates(self, slot: Slot) -> list[Blueprint]:
         """The blueprints that fit the slot and that the user allows, whatever they cost."""

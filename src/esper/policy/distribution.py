@@ -262,27 +262,42 @@ class FactoredPolicy:
             dim=-1,
         )
 
-    def live_entropy(self) -> tuple[Tensor, Tensor]:
-        """Normalised entropy of each head where it is live, as (weighted sum, weight), both [..., heads].
+    def live_weights(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Probability that each conditional is used *and* leaves a choice: [..., O], [..., S], [..., S], [..., 1].
 
-        The weight is the probability that the head is used with more than one legal choice: what the masked mean over
-        the sampled live steps estimates, without its noise, and defined even when no live step was sampled. Weights
-        carry no gradient: a bonus must not push towards an operation only because its sub-heads are still undecided.
+        Where a head is used but only one choice is legal there is no entropy to speak of; counting such a step would
+        make a healthy head look collapsed.
         """
         to_slot, to_blueprint, to_blend = (reach.detach() for reach in self._reach())
-        parts = (
-            (to_slot, self.slot, self.masks.slot),
-            (to_blueprint, self.blueprint, self.masks.blueprint),
-            (to_blend, self.blend, self.masks.blend),
+        return (
+            to_slot * (self.masks.slot.sum(-1) > 1),
+            to_blueprint * (self.masks.blueprint.sum(-1) > 1),
+            to_blend * (self.masks.blend.sum(-1) > 1),
+            (self.masks.op.sum(-1, keepdim=True) > 1).to(self.op.dtype),
         )
-        sums, weights = [], []
-        for reach, log_p, mask in parts:
-            weight = reach * (mask.sum(-1) > 1)
-            sums.append((weight * normalised_entropy_of(log_p, mask)).sum(-1))
-            weights.append(weight.sum(-1))
-        sums.append(normalised_entropy_of(self.op, self.masks.op))
-        weights.append((self.masks.op.sum(-1) > 1).to(self.op.dtype))
-        return torch.stack(sums, dim=-1), torch.stack(weights, dim=-1)
+
+    def live_share(self) -> Tensor:
+        """The sum of `live_weights` per head, [..., heads]: the denominator of a mean over live steps."""
+        return torch.stack([weight.sum(-1) for weight in self.live_weights()], dim=-1)
+
+    def live_entropy(self, behaviour: FactoredPolicy) -> Tensor:
+        """Normalised entropy of each head, weighted by how likely `behaviour` was to use it, [..., heads].
+
+        Summed over steps and divided by the sum of `behaviour.live_share()` this is the mean over live steps: what the
+        masked mean over sampled live steps estimates, without its noise, and defined when no live step was sampled.
+        The weights carry no gradient: a bonus must not favour an operation because its sub-heads are undecided.
+        """
+        masks = self.masks
+        slot, blueprint, blend, op = behaviour.live_weights()
+        return torch.stack(
+            (
+                (slot * normalised_entropy_of(self.slot, masks.slot)).sum(-1),
+                (blueprint * normalised_entropy_of(self.blueprint, masks.blueprint)).sum(-1),
+                (blend * normalised_entropy_of(self.blend, masks.blend)).sum(-1),
+                op.squeeze(-1) * normalised_entropy_of(self.op, masks.op),
+            ),
+            dim=-1,
+        )
 
     def kl_from(self, old: FactoredPolicy) -> Tensor:
         """Exact KL(old ‖ this) by the chain rule, [..., heads]. Each head's KL is weighed by the old probability that

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # eq: tensors do not compare to a bool
 class Split:
     """Inputs and targets, example by example along the first axis."""
 
@@ -50,7 +50,7 @@ def check_split(split: Split, name: str) -> None:
             )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # eq: tensors do not compare to a bool
 class Splits:
     """Train feeds SGD, val feeds every decision, test is for evaluation commands only. They share no example."""
 

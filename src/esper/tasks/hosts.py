@@ -165,7 +165,8 @@ class GPTBlock(nn.Module):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x + self.residual_dropout(self.attend(self.attention_norm(x)))
-        return x + self.residual_dropout(self.mlp(self.mlp_norm(x)))  # [batch, time, width]
+        output: torch.Tensor = x + self.residual_dropout(self.mlp(self.mlp_norm(x)))
+        return output  # [batch, time, width]
 
 
 class GPTHost(nn.Module):

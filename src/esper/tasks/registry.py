@@ -30,7 +30,7 @@ def percent_correct(outputs: Tensor, targets: Tensor) -> Tensor:
     return 100.0 * correct.reshape(len(targets), -1).mean(1)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)  # eq: tensors do not compare to a bool
 class Task:
     """All that is needed to train and judge a host. Change a setting with `dataclasses.replace`."""
 
@@ -89,7 +89,7 @@ def task(name: str) -> Callable[[Callable[..., Task]], Callable[..., Task]]:
 
 
 def task_names() -> tuple[str, ...]:
-    return tuple(_REGISTRY)
+    return tuple(sorted(_REGISTRY))
 
 
 def task_options(name: str) -> tuple[str, ...]:

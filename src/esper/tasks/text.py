@@ -1,7 +1,7 @@
 """`text`: predict the next character of any UTF-8 file.
 
-The text is cut into windows that share no character; the seed decides which window lies in which split, and windows that
-occur twice are kept once, so that no split contains a window of another.
+The text is cut into windows that do not overlap; the seed decides which window lies in which split, and a window that
+occurs twice is kept once, so that no split contains a window of another.
 """
 
 from __future__ import annotations

@@ -153,7 +153,7 @@ class ConvAttention(nn.Module):
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         x = self.norm(h)
         place = self.place(h.shape[2:], h.device).to(x.dtype)
-        x = torch.cat([x, place.expand(len(x), *place.shape)], 1)  # [batch, features, *sizes]
+        x = torch.cat([x, place.expand(x.shape[0], *place.shape)], 1)  # [batch, features, *sizes]
         query = self.query(x.flatten(2).transpose(1, 2))  # [batch, positions, channels]
         key, value = self.key_value(self.coarse(x).flatten(2).transpose(1, 2)).chunk(2, -1)  # [batch, keys, channels]
         seen = F.scaled_dot_product_attention(self.split(query), self.split(key), self.split(value))

@@ -1,0 +1,79 @@
+"""The agent's settings and named constants."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+ADAM_EPSILON = 1e-5
+KL_STOP_FACTOR = 1.5
+"""The update stops before a step whose KL exceeds this multiple of target_kl."""
+LEAST_ADVANTAGE_STD = 1e-3
+"""In reward units (percentage points): below it a rollout's advantages are noise."""
+FIRST_RATIO_TOLERANCE = 1e-5
+"""Before the first step of an update rollout and replay must agree to this; see `RolloutMismatchError`."""
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are cut here before exp: e^20 is far outside any clip range and far inside float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class PPOConfig:
+    """How the agent learns. The network's shape is in `NetworkConfig`."""
+
+    learning_rate: float = 3e-4
+    """Adam's step size."""
+    discount: float = 0.995
+    """γ. The environment's potential-based shaping must use the same one."""
+    gae_decay: float = 0.97
+    """λ of generalised advantage estimation."""
+    epochs: int = 4
+    """Passes over each rollout; every pass replays the rows from their first state, so several are safe."""
+    minibatches: int = 4
+    """Parts that each pass cuts the (permuted) rows into; 1 is the whole rollout at once."""
+    clip: float = 0.2
+    """Ratios are clipped to 1 ± this, per head."""
+    target_kl: float | None = 0.02
+    """Stop before a step beyond 1.5 × this; None never stops."""
+    value_coefficient: float = 0.5
+    """Weight of the value loss."""
+    huber_delta: float | None = 1.0
+    """Value errors beyond this many return-stds count linearly, which bounds their gradient; None is squared error."""
+    value_clip: float | None = 10.0
+    """Range, in return-stds, in which an update may move a value before the pessimistic loss; None turns it off."""
+    entropy_coefficient: float = 0.01
+    """Weight of the entropy bonus, whose size is 1 for a uniform policy whatever the number of heads."""
+    entropy_coefficient_end: float | None = None
+    """Where the coefficient arrives, linearly, after `anneal_updates`; None keeps it."""
+    anneal_updates: int = 0
+    """Updates over which the coefficient moves."""
+    head_entropy_weights: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
+    """Relative weight of slot, blueprint, blend and op in the entropy bonus."""
+    max_grad_norm: float = 0.5
+    """Global gradient norm; logged before clipping, per head."""
+    weight_decay: float = 0.0
+    """On the value head's weights only."""
+    value_momentum: float | None = 0.9
+    """How much of the return statistics survives an update; None averages over the whole run."""
+    chunk_rows: int | None = None
+    """Evaluate minibatches in parts of so many rows, adding up gradients: less memory, same result."""
+    validate_masks: bool = True
+    """Check every mask while acting; costs a device synchronisation a step."""
+    relevance: bool = True
+    """False trains unused heads as if they had taken effect. For the ablation that shows why not."""
+    compile: bool = False
+    """torch.compile the network (mode "default", graph breaks allowed at the LSTM)."""
+
+    def __post_init__(self) -> None:
+        for name, value in (("discount", self.discount), ("gae_decay", self.gae_decay)):
+            if not 0.0 <= value <= 1.0:
+                raise ValueError(f"{name} must lie in [0, 1], not {value}")
+        if self.epochs < 1 or self.minibatches < 1:
+            raise ValueError(f"epochs and minibatches must be at least 1, not {self.epochs} and {self.minibatches}")
+        if self.chunk_rows is not None and self.chunk_rows < 1:
+            raise ValueError(f"chunk_rows must be at least 1 or None, not {self.chunk_rows}")
+
+    def entropy_coefficient_at(self, update: int) -> float:
+        """For update number `update`, counted from 1."""
+        if self.entropy_coefficient_end is None or self.anneal_updates < 1:
+            return self.entropy_coefficient
+        progress = min(1.0, (update - 1) / self.anneal_updates)
+        return self.entropy_coefficient + progress * (self.entropy_coefficient_end - self.entropy_coefficient)

@@ -1,0 +1,130 @@
+"""What a controller knows when it decides: a readable record of one learner. Legality is part of it.
+
+Rule-based controllers read it as it is; for the learned policy it becomes tensors. Everything here was measured; what
+was not is None.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from esper.actions import Action, Effect, Op
+from esper.engine.eager import EpochRecord
+from esper.engine.learner import Learner
+from esper.growth.blueprints import Layout
+from esper.growth.slot import Slot
+from esper.lifecycle import Contrast, Stage
+
+
+@dataclass(frozen=True, slots=True)
+class SlotView:
+    """One slot as a controller sees it."""
+
+    index: int
+    path: str
+    layout: Layout
+    channels: int
+    position: float
+    """Place in the forward pass: 0 is the first slot, 1 the last."""
+    stage: Stage
+    blueprint: str | None
+    blend: str | None
+    alpha: float
+    age: int
+    dwell: int
+    retiring: bool
+    parameters: int
+    """Of the seed that is there now."""
+    gradient: float | None
+    shadow_benefit: Contrast | None
+    contribution: Contrast | None
+    staleness: int
+    """Epochs since shadow benefit or contribution was last measured."""
+    costs: Mapping[str, int]
+    """Parameters of each blueprint that fits here, affordable or not."""
+    growable: frozenset[str]
+    """Blueprints that may germinate here now."""
+    prunable: bool
+    fossilizable: bool
+
+    def allows(self, op: Op) -> bool:
+        """Whether the operation is possible here now. WAIT is not an operation on a slot."""
+        if op is Op.GERMINATE:
+            return bool(self.growable)
+        return self.prunable if op is Op.PRUNE else op is Op.FOSSILIZE and self.fossilizable
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """One learner between two epochs."""
+
+    epoch: int
+    """Epochs done."""
+    horizon: int
+    """Epochs in all."""
+    history: Sequence[EpochRecord]
+    parameters: int
+    host_parameters: int
+    budget: int | None
+    slots: tuple[SlotView, ...]
+
+    @property
+    def last_effect(self) -> Effect | None:
+        return self.history[-1].effect if self.history else None
+
+    @property
+    def remaining(self) -> int:
+        return self.horizon - self.epoch
+
+    def allows(self, action: Action) -> bool:
+        """Whether the action would have its effect. WAIT always does."""
+        if action.slot is None:
+            return True
+        slot = self.slots[action.slot]
+        return slot.allows(action.op) and (action.op is not Op.GERMINATE or action.blueprint in slot.growable)
+
+    def slots_for(self, op: Op) -> list[SlotView]:
+        """The slots where the operation is possible now."""
+        return [slot for slot in self.slots if slot.allows(op)]
+
+
+def observe(learner: Learner, horizon: int, history: Sequence[EpochRecord]) -> Situation:
+    model = learner.model
+    return Situation(
+        epoch=learner.epoch,
+        horizon=horizon,
+        history=history,
+        parameters=model.parameter_count,
+        host_parameters=model.host_parameters,
+        budget=model.budget,
+        slots=tuple(_view(learner, slot) for slot in model.slots),
+    )
+
+
+def _view(learner: Learner, slot: Slot) -> SlotView:
+    model, life = learner.model, slot.life
+    costs = {candidate.name: model.cost(slot, candidate.name) for candidate in model.candidates(slot)}
+    return SlotView(
+        index=slot.index,
+        path=slot.path,
+        layout=slot.shape.layout,
+        channels=slot.shape.channels,
+        position=slot.index / max(1, len(model.slots) - 1),
+        stage=life.stage,
+        blueprint=life.blueprint if slot.seed is not None else None,
+        blend=life.blend if slot.seed is not None else None,
+        alpha=life.alpha,
+        age=life.age,
+        dwell=life.dwell,
+        retiring=life.retiring,
+        parameters=sum(parameter.numel() for parameter in model.seed_parameters(slot)),
+        gradient=life.gradient,
+        shadow_benefit=life.shadow_benefit,
+        contribution=life.contribution,
+        staleness=life.age - life.measured_age,
+        costs=costs,
+        growable=frozenset(name for name in costs if not model.why_not_grow(slot, name)),
+        prunable=life.prunable,
+        fossilizable=life.fossilizable,
+    )

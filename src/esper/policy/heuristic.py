@@ -1,0 +1,107 @@
+"""The heuristic: what a careful person would do by hand, looking at the measurements.
+
+One seed at a time. Plant when the host stops improving quickly; give up on a seed whose shadow promises nothing or that
+harms; keep a seed that contributes. Its thresholds are settings, so that it can be tuned as a baseline.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+from esper.actions import WAIT, Action, Op
+from esper.env.situation import Situation, SlotView
+from esper.lifecycle import LIVE, Stage
+from esper.policy.controller import RuleController
+
+ROTATION = ("conv", "attention", "mlp", "depthwise", "mlp_small", "pointwise", "lora", "norm", "squeeze_excite")
+"""Kinds of computation in the order in which they are tried; a slot takes those that fit it."""
+
+
+@dataclass(frozen=True, slots=True)
+class HeuristicSettings:
+    first_epoch: int = 2
+    """Do not plant before."""
+    plateau_gain: float = 3.0
+    """Plant when the best accuracy rose by fewer points than this over `plateau_epochs`."""
+    plateau_epochs: int = 2
+    patience: int = 4
+    """Epochs of incubation, or of holding, after which a seed that shows no benefit is pruned."""
+    harm: float = 5.0
+    """Prune a blending seed that costs more than this many accuracy points."""
+    keep_above: float = 0.5
+    """Fossilize a seed that contributes more than this many accuracy points."""
+    late_margin: int = 8
+    """Do not plant when fewer epochs than this remain: the seed could not finish."""
+    rotation: tuple[str, ...] = ROTATION
+
+
+@dataclass(slots=True)
+class _Memory:
+    """How often each planting was tried."""
+
+    tried: Counter[tuple[int, str]] = field(default_factory=Counter)
+
+
+class Heuristic(RuleController[_Memory]):
+    """Rules on measured signals; see the module's description."""
+
+    name = "heuristic"
+
+    def __init__(self, settings: HeuristicSettings | None = None) -> None:
+        super().__init__()
+        self.settings = settings or HeuristicSettings()
+
+    def new_memory(self, seed: int) -> _Memory:
+        return _Memory()
+
+    def rule(self, situation: Situation, memory: _Memory) -> Action:
+        live = [slot for slot in situation.slots if slot.stage in LIVE]
+        for slot in live:
+            action = self._tend(slot)
+            if action.op is not Op.WAIT:
+                return action
+        if live or not self._time_to_plant(situation):
+            return WAIT
+        return self._plant(situation, memory)
+
+    def _tend(self, slot: SlotView) -> Action:
+        """What a seed's own measurements call for."""
+        s = self.settings
+        contribution = None if slot.contribution is None else slot.contribution.accuracy
+        if slot.fossilizable and contribution is not None and contribution > s.keep_above:
+            return Action(Op.FOSSILIZE, slot.index, reason=f"it contributes {contribution:+.1f} points")
+        if not slot.prunable or (slot.dwell < s.patience and slot.stage is not Stage.BLENDING):
+            return WAIT
+        if slot.stage is Stage.TRAINING:
+            promise = "nothing" if slot.shadow_benefit is None else f"{slot.shadow_benefit.accuracy:+.1f} points"
+            return Action(Op.PRUNE, slot.index, reason=f"after {slot.dwell} epochs its shadow promises {promise}")
+        if slot.stage is Stage.HOLDING:
+            return Action(Op.PRUNE, slot.index, reason=f"it contributes only {contribution or 0.0:+.1f} points")
+        if contribution is not None and contribution < -s.harm:
+            return Action(Op.PRUNE, slot.index, reason=f"it costs {-contribution:.1f} points")
+        return WAIT
+
+    def _time_to_plant(self, situation: Situation) -> bool:
+        s = self.settings
+        if situation.epoch < s.first_epoch or situation.remaining < s.late_margin:
+            return False
+        accuracies = [record.measured.accuracy for record in situation.history]
+        if len(accuracies) <= s.plateau_epochs:
+            return False
+        return max(accuracies) - max(accuracies[: -s.plateau_epochs]) < s.plateau_gain
+
+    def _plant(self, situation: Situation, memory: _Memory) -> Action:
+        """The least tried combination; among those, the rotation's first, at the first slot."""
+        options = [
+            (memory.tried[slot.index, name], self.settings.rotation.index(name), slot.index, name)
+            for slot in situation.slots_for(Op.GERMINATE)
+            for name in slot.growable
+            if name in self.settings.rotation
+        ]
+        if not options:
+            return WAIT
+        _, _, index, name = min(options)
+        memory.tried[index, name] += 1
+        recent = [record.measured.accuracy for record in situation.history][-self.settings.plateau_epochs - 1 :]
+        return Action(Op.GERMINATE, index, name, "linear", reason=f"accuracy stands at {recent[-1]:.1f} %")

@@ -1,0 +1,473 @@
+"""What every seed promises, for each blueprint × layout × blend, and the registry that hands blueprints out."""
+
+from __future__ import annotations
+
+import ast
+import copy
+import inspect
+import math
+import textwrap
+from collections.abc import Iterator
+
+import pytest
+import torch
+import torch.nn.functional as F
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor, nn
+
+from esper.actions import BLENDS
+from esper.growth.blueprints import (
+    LAYOUTS,
+    Gated,
+    Layout,
+    SlotShape,
+    blueprint,
+    blueprint_names,
+    conv,
+    dense,
+    fitting,
+    gate,
+    get_blueprint,
+    registry,
+    sequence,
+)
+from esper.growth.seed import Seed, parameter_count
+
+CONV = ["norm", "squeeze_excite", "depthwise", "pointwise", "conv", "wide", "bottleneck", "attention"]
+EXPECTED: dict[Layout, list[str]] = {
+    "conv1d": CONV,
+    "conv2d": CONV,
+    "sequence": ["norm", "attention", "lora", "lora_large", "mlp_small", "mlp"],
+    "dense": ["norm", "lora", "mlp_small", "mlp"],
+}
+# Odd sizes and 12 channels: nothing may rely on powers of two.
+SHAPES: dict[Layout, SlotShape] = {
+    "conv1d": SlotShape("conv1d", 12, (7,)),
+    "conv2d": SlotShape("conv2d", 12, (5, 3)),
+    "sequence": SlotShape("sequence", 12, (9,)),
+    "dense": SlotShape("dense", 12),
+}
+KINDS = [(name, layout) for layout, names in EXPECTED.items() for name in names]
+SEEDS = [(name, layout, blend) for name, layout in KINDS for blend in BLENDS]
+
+every_kind = pytest.mark.parametrize(("name", "layout"), KINDS)
+every_seed = pytest.mark.parametrize(("name", "layout", "blend"), SEEDS)
+
+
+def grown(name: str, layout: Layout, blend: str) -> Seed:
+    """A seed that is no longer an identity: all its parameters moved, as after training."""
+    torch.manual_seed(0)
+    seed = Seed(name, SHAPES[layout], blend)
+    with torch.no_grad():
+        for parameter in seed.parameters():
+            parameter.add_(0.3 * torch.randn_like(parameter))
+    return seed
+
+
+@pytest.fixture
+def own_registry(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A copy of the registry, so that a test's blueprints end with the test."""
+    monkeypatch.setattr(registry, "_REGISTRY", {name: dict(entry) for name, entry in registry._REGISTRY.items()})
+    parameter_count.cache_clear()
+    yield
+    parameter_count.cache_clear()
+
+
+# --- what there is ---
+
+
+def test_every_layout_has_its_blueprints() -> None:
+    for layout, names in EXPECTED.items():
+        assert sorted(found.name for found in fitting(SHAPES[layout])) == sorted(names)
+
+
+def test_the_order_of_names_is_fixed() -> None:
+    # Checkpoints of policies count in this order: append, never reorder.
+    assert blueprint_names()[:12] == (*CONV, "lora", "lora_large", "mlp_small", "mlp")
+    assert [found.name for found in fitting(SHAPES["sequence"])] == [
+        name for name in blueprint_names() if name in EXPECTED["sequence"]
+    ]
+
+
+@every_kind
+def test_blueprints_introduce_themselves_in_one_line(name: str, layout: Layout) -> None:
+    summary = get_blueprint(name, layout).summary
+    assert 10 < len(summary) < 120
+    assert not summary.endswith(".")
+
+
+# --- what every seed promises ---
+
+
+@every_seed
+def test_a_newborn_seed_changes_nothing(name: str, layout: Layout, blend: str) -> None:
+    h = 3 * SHAPES[layout].example(4)
+    assert torch.equal(Seed(name, SHAPES[layout], blend)(h), h)
+
+
+@every_seed
+def test_a_grown_seed_changes_something_of_the_same_shape(name: str, layout: Layout, blend: str) -> None:
+    seed, h = grown(name, layout, blend), SHAPES[layout].example(4)
+    before = h.clone()
+    out = seed(h)
+    assert out.shape == h.shape
+    assert out.isfinite().all()
+    assert not torch.allclose(out, h)
+    assert torch.equal(h, before)  # nothing in place: the host still needs h
+
+
+@every_kind
+@settings(max_examples=8, deadline=None)
+@given(st.data())
+def test_any_size_works(name: str, layout: Layout, data: st.DataObject) -> None:
+    axes = len(SHAPES[layout].sizes)
+    sizes = tuple(data.draw(st.lists(st.integers(1, 11), min_size=axes, max_size=axes)))
+    shape = SlotShape(layout, data.draw(st.integers(2, 33)), sizes)
+    blend = data.draw(st.sampled_from(BLENDS))
+    seed = Seed(name, shape, blend).train()
+    h = shape.example(data.draw(st.integers(1, 3)))
+    out = seed(h)
+    assert torch.equal(out, h)
+    out.square().mean().backward()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in seed.parameters())
+    assert parameter_count(name, shape, blend) == sum(p.numel() for p in seed.parameters())
+
+
+# Written out by hand, for C channels, kernel volume k (5 in 1-D, 9 in 2-D), and 8 place features per axis.
+FORMULAE = {
+    "norm": lambda c, k, axes: 3 * c,
+    "squeeze_excite": lambda c, k, axes: 2 * c * (c // 4) + c // 4 + c,
+    "depthwise": lambda c, k, axes: k * c + 2 * c + c * c + c,
+    "pointwise": lambda c, k, axes: 4 * c * c + 5 * c,
+    "conv": lambda c, k, axes: 2 * k * c * c + 3 * c,
+    "wide": lambda c, k, axes: 8 * k * c * c + 9 * c,
+    "bottleneck": lambda c, k, axes: 2 * c * (c // 4) + k * (c // 4) ** 2 + 4 * (c // 4) + c,
+    "attention": lambda c, k, axes: 4 * c * c + 3 * c + 24 * axes * c,
+    "lora": lambda c, k, axes: 16 * c,
+    "lora_large": lambda c, k, axes: 64 * c,
+    "mlp_small": lambda c, k, axes: 4 * c * c + 5 * c,
+    "mlp": lambda c, k, axes: 8 * c * c + 7 * c,
+}
+
+
+@every_kind
+@pytest.mark.parametrize("channels", [32, 64])
+def test_parameter_counts_by_hand(name: str, layout: Layout, channels: int) -> None:
+    volume, axes = {"conv1d": (5, 1), "conv2d": (9, 2)}.get(layout, (0, 0))
+    shape = SlotShape(layout, channels, SHAPES[layout].sizes)
+    expected = FORMULAE[name](channels, volume, axes)
+    assert parameter_count(name, shape) == parameter_count(name, shape, "sigmoid") == expected
+    hidden = channels // 4
+    gate_size = channels * hidden + hidden + hidden + 1
+    assert parameter_count(name, shape, "gated") == expected + gate_size
+
+
+@every_seed
+def test_counting_draws_no_random_numbers(name: str, layout: Layout, blend: str) -> None:
+    before = torch.get_rng_state()
+    parameter_count.cache_clear()
+    parameter_count(name, SHAPES[layout], blend)
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+@every_seed
+def test_after_two_steps_every_parameter_has_a_gradient(name: str, layout: Layout, blend: str) -> None:
+    torch.manual_seed(1)
+    shape = SHAPES[layout]
+    seed, h, target = Seed(name, shape, blend), shape.example(16), shape.example(16)
+    optimizer = torch.optim.SGD(seed.parameters(), lr=0.1)
+    for step in range(3):
+        optimizer.zero_grad()
+        F.mse_loss(seed(h), target).backward()
+        alive = {key: bool(p.grad is not None and p.grad.abs().max() > 0) for key, p in seed.named_parameters()}
+        assert any(alive.values()), f"dead in step {step}"
+        optimizer.step()
+    assert all(alive.values()), [key for key, value in alive.items() if not value]
+
+
+@every_seed
+def test_learning_lowers_the_loss(name: str, layout: Layout, blend: str) -> None:
+    torch.manual_seed(1)
+    shape = SHAPES[layout]
+    seed, h, target = Seed(name, shape, blend), shape.example(16), shape.example(16)
+    optimizer = torch.optim.Adam(seed.parameters(), lr=1e-2)
+    start = F.mse_loss(seed(h), target).item()
+    for _ in range(30):
+        optimizer.zero_grad()
+        loss = F.mse_loss(seed(h), target)
+        loss.backward()
+        optimizer.step()
+    assert loss.item() < 0.97 * start
+
+
+@every_seed
+def test_the_gradient_reaches_the_host(name: str, layout: Layout, blend: str) -> None:
+    h = SHAPES[layout].example(2).requires_grad_()
+    Seed(name, SHAPES[layout], blend)(h).sum().backward()
+    assert h.grad is not None
+    assert torch.allclose(h.grad, torch.ones_like(h), atol=1e-6)  # an identity's gradient
+
+
+@every_seed
+def test_each_example_stands_for_itself(name: str, layout: Layout, blend: str) -> None:
+    seed, h = grown(name, layout, blend).train(), SHAPES[layout].example(5)
+    together = seed(h)
+    for i in range(5):
+        torch.testing.assert_close(seed(h[i : i + 1]), together[i : i + 1], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(seed.eval()(h), together)  # and a seed has no second mode
+
+
+@pytest.mark.parametrize("blend", BLENDS)
+@pytest.mark.parametrize("name", EXPECTED["sequence"])
+def test_no_position_sees_a_later_one(name: str, blend: str) -> None:
+    seed, h = grown(name, "sequence", blend), SHAPES["sequence"].example(3)
+    time = h.shape[1]
+    whole = seed(h)
+    for t in range(1, time):
+        torch.testing.assert_close(seed(h[:, :t]), whole[:, :t], rtol=1e-4, atol=1e-5)
+        probe = h.clone().requires_grad_()
+        seed(probe)[:, :t].square().sum().backward()
+        assert probe.grad is not None
+        assert not probe.grad[:, t:].any()  # exactly none
+
+
+def test_sequence_attention_does_look_back() -> None:
+    seed, h = grown("attention", "sequence", "linear"), SHAPES["sequence"].example(1).requires_grad_()
+    seed(h)[:, -1].square().sum().backward()
+    assert h.grad is not None
+    assert h.grad.abs().amax(-1).gt(0).all()
+
+
+@every_seed
+def test_dtypes_and_devices(name: str, layout: Layout, blend: str) -> None:
+    h = SHAPES[layout].example(2)
+    seed = grown(name, layout, blend)
+    single = seed(h)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.allclose(seed(h).float(), single, rtol=0.1, atol=0.2)
+    double = copy.deepcopy(seed).double()(h.double())
+    assert double.dtype == torch.float64
+    torch.testing.assert_close(double.float(), single, rtol=1e-4, atol=1e-4)
+    assert copy.deepcopy(seed).bfloat16()(h.bfloat16()).dtype == torch.bfloat16
+    assert seed.to("meta")(h.to("meta")).device.type == "meta"  # makes no tensor on a device of its own
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_on_a_gpu() -> None:
+    for name, layout, blend in SEEDS:
+        seed, h = grown(name, layout, blend), SHAPES[layout].example(2)
+        expected = seed(h)
+        torch.testing.assert_close(seed.cuda()(h.cuda()).cpu(), expected, rtol=1e-2, atol=1e-2)
+
+
+@every_seed
+def test_deep_copies_and_state_dicts_carry_everything(name: str, layout: Layout, blend: str) -> None:
+    seed, h = grown(name, layout, blend), SHAPES[layout].example(3)
+    out = seed(h)
+    twin = copy.deepcopy(seed)
+    other = Seed(name, SHAPES[layout], blend)
+    other.load_state_dict(seed.state_dict())
+    with torch.no_grad():
+        for parameter in seed.parameters():
+            parameter.zero_()
+    assert torch.equal(twin(h), out)
+    assert torch.equal(other(h), out)
+    assert (twin.blueprint, twin.shape, twin.blend) == (name, SHAPES[layout], blend)
+
+
+@every_seed
+def test_no_batch_norm_no_dropout_nothing_in_place(name: str, layout: Layout, blend: str) -> None:
+    seed = Seed(name, SHAPES[layout], blend)
+    for module in seed.modules():
+        assert "BatchNorm" not in type(module).__name__
+        assert not isinstance(module, nn.modules.dropout._DropoutNd)
+        assert not getattr(module, "inplace", False)
+    assert not list(seed.buffers())
+
+
+# --- particular ones ---
+
+
+def test_norm_can_take_the_scale_of_an_example_away() -> None:
+    for layout in LAYOUTS:
+        seed = Seed("norm", SHAPES[layout])
+        with torch.no_grad():
+            dict(seed.named_parameters())["body.mix"].fill_(20.0)  # tanh → 1
+        h = SHAPES[layout].example(2)
+        torch.testing.assert_close(seed(10 * h), seed(h), rtol=1e-2, atol=1e-2)
+
+
+def test_conv_attention_relates_the_far_ends_and_knows_where_they_are() -> None:
+    seed, h = grown("attention", "conv1d", "linear"), SHAPES["conv1d"].example(1)
+    out = seed(h)
+    h[:, :, -1] += 1
+    assert not torch.allclose(seed(h)[:, :, 0], out[:, :, 0])
+    flipped = seed(out.flip(-1)).flip(-1)  # without a code of places the two would be equal
+    assert not torch.allclose(flipped, seed(out))
+
+
+@pytest.mark.parametrize(("layout", "sizes"), [("conv1d", (2500,)), ("conv2d", (41, 33)), ("conv2d", (3, 1000))])
+def test_attention_over_a_large_map_sees_it_coarsely(layout: Layout, sizes: tuple[int, ...]) -> None:
+    shape = SlotShape(layout, 4, sizes)
+    seed, h = Seed("attention", shape), shape.example(2)
+    body = seed.body
+    assert isinstance(body, conv.ConvAttention)
+    assert math.prod(body.coarse(h).shape[2:]) <= body.MOST_KEYS
+    assert torch.equal(seed(h), h)
+
+
+def test_places_are_the_same_first_and_last_at_any_size() -> None:
+    device = torch.device("cpu")
+    short, long = conv.ConvAttention.place((5,), device), conv.ConvAttention.place((50,), device)
+    assert short.shape == (8, 5)
+    torch.testing.assert_close(short[:, [0, -1]], long[:, [0, -1]])
+    assert conv.ConvAttention.place((4, 6), device).shape == (16, 4, 6)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_gates_are_between_0_and_1_per_example_or_position(layout: Layout) -> None:
+    shape = SHAPES[layout]
+    gated = Gated(nn.Identity(), shape.channels, layout)
+    for scale in (1e-3, 1.0, 1e3):  # no saturation, however large the activations
+        opening = gated.gate(scale * shape.example(6))
+        assert ((opening > 0.3) & (opening < 0.99)).all()
+        expected = (6, *shape.sizes, 1) if layout == "sequence" else (6,) + (1,) * (len(shape.sizes) + 1)
+        assert opening.shape == expected
+
+
+def test_a_closed_gate_hides_the_seed_and_an_open_one_shows_it() -> None:
+    seed, h = grown("depthwise", "conv1d", "gated"), SHAPES["conv1d"].example(2)
+    assert isinstance(seed.body, Gated)
+    last = seed.body.decide[2]
+    assert isinstance(last, nn.Linear)
+    with torch.no_grad():
+        last.weight.zero_()
+        for bias, expected in ((-100.0, h), (100.0, seed.body.body(h))):
+            last.bias.fill_(bias)
+            torch.testing.assert_close(seed(h), expected)
+
+
+def test_seed_refuses_an_unknown_blend() -> None:
+    with pytest.raises(ValueError, match="unknown blend 'cosine': choose one of linear, sigmoid, gated"):
+        Seed("norm", SHAPES["dense"], "cosine")
+
+
+# --- leaving home: what export relies on ---
+
+
+def sources() -> str:
+    """All blueprint classes as text, without decorators, in the order of their definition."""
+    parts = []
+    for module in (conv, dense, sequence, gate):
+        for node in ast.parse(inspect.getsource(module)).body:
+            if isinstance(node, ast.ClassDef):
+                text = inspect.getsource(getattr(module, node.name))
+                lines = textwrap.dedent(text).splitlines()
+                parts.append("\n".join(lines[next(i for i, x in enumerate(lines) if x.startswith("class ")) :]))
+    return "\n\n".join(parts)
+
+
+def test_classes_work_from_their_source_and_torch_alone() -> None:
+    namespace: dict[str, object] = {"torch": torch, "nn": nn, "F": F, "math": math, "__name__": "exported"}
+    exec(compile(sources(), "model.py", "exec"), namespace)
+    for name, layout in KINDS:
+        seed, h = grown(name, layout, "gated"), SHAPES[layout].example(2)
+        found = get_blueprint(name, layout)
+        body = namespace[found.module.__name__](**found.arguments(SHAPES[layout]))  # type: ignore[operator]
+        plain = namespace["Gated"](body, SHAPES[layout].channels, layout)  # type: ignore[operator]
+        plain.load_state_dict(seed.body.state_dict())
+        assert type(plain.body).__module__ == "exported"
+        assert torch.equal(plain(h), seed(h))
+
+
+@pytest.mark.parametrize(("name", "layout"), [kind for kind in KINDS if kind[0] in ("attention", "conv", "norm")])
+def test_torch_export_with_any_batch(name: str, layout: Layout) -> None:
+    seed = grown(name, layout, "gated").eval()
+    batch = torch.export.Dim("batch", min=2, max=64)
+    program = torch.export.export(seed, (SHAPES[layout].example(2),), dynamic_shapes=({0: batch},))
+    h = SHAPES[layout].example(5)
+    torch.testing.assert_close(program.module()(h), seed(h), rtol=1e-4, atol=1e-5)
+
+
+def test_causal_attention_exports_with_any_length() -> None:
+    seed = grown("attention", "sequence", "gated").eval()
+    axes = {0: torch.export.Dim("batch", min=2, max=64), 1: torch.export.Dim("time", min=2, max=64)}
+    program = torch.export.export(seed, (SHAPES["sequence"].example(3),), dynamic_shapes=(axes,))
+    h = torch.randn(2, 13, SHAPES["sequence"].channels)
+    torch.testing.assert_close(program.module()(h), seed(h), rtol=1e-4, atol=1e-5)
+
+
+# --- the registry ---
+
+
+def test_an_unknown_name_gets_a_suggestion() -> None:
+    with pytest.raises(ValueError, match=r"unknown blueprint 'atention': choose one of norm, .*'attention'\?"):
+        get_blueprint("atention", "conv1d")
+    with pytest.raises(ValueError, match="unknown blueprint 'zzz'"):
+        Seed("zzz", SHAPES["dense"])
+
+
+def test_a_name_that_does_not_fit_the_slot_is_refused() -> None:
+    with pytest.raises(ValueError, match="'wide' does not fit a dense slot: it is for conv1d, conv2d"):
+        Seed("wide", SHAPES["dense"])
+    with pytest.raises(ValueError, match="'wide' does not fit a dense slot: it is for conv1d, conv2d"):
+        get_blueprint("wide", "conv1d").build(SHAPES["dense"])
+
+
+def test_one_name_serves_several_layouts() -> None:
+    assert get_blueprint("attention", "conv2d").module is conv.ConvAttention
+    assert get_blueprint("attention", "sequence").module is sequence.CausalAttention
+    assert get_blueprint("attention").name == "attention"
+
+
+def test_users_add_a_blueprint_in_one_place(own_registry: None) -> None:
+    @blueprint("shift", "dense", start=0.0)
+    @blueprint("shift_much", "dense", "sequence", start=5.0)
+    class Shift(nn.Module):
+        """Adds a learned constant.
+
+        More about it.
+        """
+
+        def __init__(self, channels: int, layout: str, start: float) -> None:
+            super().__init__()
+            self.by = nn.Parameter(torch.full((channels,), start))
+            torch.randn(3, device="cpu")
+
+        def forward(self, h: Tensor) -> Tensor:
+            return h + self.by
+
+    shape = SlotShape("dense", 6)
+    assert blueprint_names()[-2:] == ("shift_much", "shift")
+    assert "shift" in [found.name for found in fitting(shape)]
+    assert "shift" not in [found.name for found in fitting(SHAPES["sequence"])]
+    assert get_blueprint("shift", "dense").summary == "Adds a learned constant (start 0.0)"
+    state = torch.get_rng_state()
+    assert parameter_count("shift", shape) == 6
+    assert torch.equal(torch.get_rng_state(), state)
+    assert torch.equal(Seed("shift", shape, "gated")(torch.ones(2, 6)), torch.ones(2, 6))
+    assert get_blueprint("shift_much", "dense").arguments(shape) == {"channels": 6, "layout": "dense", "start": 5.0}
+
+
+def test_a_name_is_taken_per_layout(own_registry: None) -> None:
+    class Mine(nn.Module):
+        """Mine."""
+
+    with pytest.raises(ValueError, match="'norm' is registered already for dense, as FeatureNorm"):
+        blueprint("norm", "dense")(Mine)
+    with pytest.raises(ValueError, match="'lora' is registered already for dense"):
+        blueprint("lora", "conv1d", "dense")(Mine)
+    with pytest.raises(ValueError, match="does not fit a conv1d slot"):  # the refusal left nothing behind
+        get_blueprint("lora", "conv1d")
+    blueprint("lora", "conv1d")(Mine)
+    assert get_blueprint("lora", "conv1d").module is Mine
+    assert get_blueprint("lora", "dense").module is dense.LowRank
+    assert blueprint_names()[:12][-4] == "lora"  # and kept its place
+
+
+def test_layouts_must_exist(own_registry: None) -> None:
+    with pytest.raises(ValueError, match=r"needs layouts out of conv1d, .*got \['conv3d'\]"):
+        blueprint("cube", "conv3d")  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match="got none"):
+        blueprint("nowhere")

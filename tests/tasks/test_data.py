@@ -1,0 +1,141 @@
+"""Splits, sampling by index, augmentation.
+
+Covers: R137
+"""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+
+from esper.tasks import Split, Splits, check_split, crop_and_flip, load_task
+from esper.tasks.data import stratified_parts
+
+
+def numbered(count: int) -> Split:
+    """Example i has input [i, 10·i] and target i."""
+    i = torch.arange(count)
+    return Split(torch.stack([i, 10 * i], 1).float(), i)
+
+
+def test_a_batch_pairs_inputs_with_their_targets():
+    x, y = numbered(50).batch(torch.Generator().manual_seed(1), 20)
+    assert x.shape == (20, 2)
+    assert torch.equal(x, torch.stack([y, 10 * y], 1).float())
+    assert 0 <= int(y.min()) <= int(y.max()) < 50
+
+
+def test_sampling_depends_on_its_generator_alone():
+    split = numbered(50)
+    torch.manual_seed(0)
+    first = [split.batch(g, 8)[1] for g in [torch.Generator().manual_seed(3)] for _ in range(4)]
+    state = torch.random.get_rng_state()
+    torch.manual_seed(99)
+    torch.rand(7)
+    before = torch.random.get_rng_state()
+    second = [split.batch(g, 8)[1] for g in [torch.Generator().manual_seed(3)] for _ in range(4)]
+    assert torch.equal(torch.random.get_rng_state(), before)  # and it leaves the global state alone
+    assert not torch.equal(before, state)
+    assert torch.equal(torch.stack(first), torch.stack(second))
+    assert not torch.equal(first[0], first[1])
+
+
+def test_a_stream_continues_from_a_saved_generator_state():
+    split, generator = numbered(50), torch.Generator().manual_seed(3)
+    split.batch(generator, 8)
+    state = generator.get_state()
+    expected = split.batch(generator, 8)[1]
+    resumed = torch.Generator()
+    resumed.set_state(state)
+    assert torch.equal(split.batch(resumed, 8)[1], expected)
+
+
+def test_every_example_is_drawn_equally_often():
+    _, y = numbered(10).batch(torch.Generator().manual_seed(0), 10_000)
+    counts = torch.bincount(y, minlength=10)
+    assert int((counts - 1_000).abs().max()) < 150  # five standard deviations of a binomial(10⁴, 0.1)
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        (torch.zeros(0, 2), torch.zeros(0), "the val data are empty"),
+        (torch.zeros(3, 2), torch.zeros(4), "3 inputs but 4 targets"),
+        (torch.tensor([[0.0, 1.0], [float("nan"), 0.0], [0.0, float("inf")]]), torch.zeros(3), r"2 of 3 .*example 1\)"),
+        (torch.zeros(2, 2), torch.tensor([0.0, float("nan")]), "the val targets contain NaN"),
+    ],
+)
+def test_bad_data_are_refused_in_one_line(x, y, message):
+    with pytest.raises(ValueError, match=message) as error:
+        check_split(Split(x, y), "val")
+    assert "\n" not in str(error.value)
+    with pytest.raises(ValueError, match=message):
+        Splits(numbered(3), Split(x, y), numbered(3))
+
+
+def test_splits_of_different_shapes_are_refused():
+    with pytest.raises(ValueError, match=r"test inputs have shape \(3,\) per example but the train inputs \(2,\)"):
+        Splits(numbered(3), numbered(3), Split(torch.zeros(2, 3), torch.zeros(2)))
+
+
+def test_to_moves_all_tensors():
+    splits = Splits(numbered(3), numbered(4), numbered(5))
+    moved = splits.to(torch.device("cpu"))
+    assert [len(moved.train), len(moved.val), len(moved.test)] == [3, 4, 5]
+    assert Split(torch.zeros(2), torch.zeros(2)).to("meta").x.device.type == "meta"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_cpu_generator_gives_the_same_batches_on_a_gpu():
+    split = numbered(50)
+    here = split.batch(torch.Generator().manual_seed(3), 8)[0]
+    there = split.to("cuda").batch(torch.Generator().manual_seed(3), 8)[0]
+    assert there.device.type == "cuda"
+    assert torch.equal(here, there.cpu())
+
+
+def test_stratified_parts_are_disjoint_and_balanced():
+    labels = np.repeat(np.arange(4), [40, 20, 20, 21])
+    parts = stratified_parts(labels, (0.5, 0.25, 0.25), np.random.default_rng(0))
+    assert sorted(np.concatenate(parts)) == list(range(101))
+    # 21 members are cut at round(10.5) = 10 and round(15.75) = 16
+    assert [list(np.bincount(labels[part])) for part in parts] == [[20, 10, 10, 10], [10, 5, 5, 6], [10, 5, 5, 5]]
+    with pytest.raises(ValueError, match="more than 1"):
+        stratified_parts(labels, (0.9, 0.2), np.random.default_rng(0))
+
+
+def test_augmentation_shifts_and_mirrors_and_pads_with_zeros():
+    image = torch.arange(1.0, 17.0).view(1, 1, 4, 4)
+    images = image.expand(200, 2, 4, 4)
+    augmented = crop_and_flip(images, torch.Generator().manual_seed(0), padding=1)
+    padded = torch.nn.functional.pad(image, (1, 1, 1, 1))[0, 0]
+    possible = {}
+    for row in range(3):
+        for column in range(3):
+            crop = padded[row : row + 4, column : column + 4]
+            possible[tuple(crop.flatten().tolist())] = (row, column, False)
+            possible[tuple(crop.flip(1).flatten().tolist())] = (row, column, True)
+    assert len(possible) == 18
+    seen = {possible[tuple(a[0].flatten().tolist())] for a in augmented}  # a KeyError would be an impossible crop
+    assert len(seen) == 18
+    assert torch.equal(augmented[:, 0], augmented[:, 1])  # one shift for all channels of an image
+
+
+def test_augmentation_is_decided_by_its_generator():
+    images = torch.rand(16, 3, 8, 8)
+    state = torch.random.get_rng_state()
+    first = crop_and_flip(images, torch.Generator().manual_seed(4))
+    second = crop_and_flip(images, torch.Generator().manual_seed(4))
+    other = crop_and_flip(images, torch.Generator().manual_seed(5))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, other)
+    assert torch.equal(torch.random.get_rng_state(), state)
+    assert torch.equal(crop_and_flip(images, torch.Generator(), padding=0).sort(3).values, images.sort(3).values)
+
+
+def test_the_batch_size_is_a_setting():
+    task = dataclasses.replace(load_task("mnist1d"), batch_size=7)
+    x, y = task.batch(torch.Generator().manual_seed(0))
+    assert x.shape == (7, 1, 40)
+    assert y.shape == (7,)
