@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from esper.actions import Action, Effect
 from esper.engine.learner import Learner, TrainReport
 from esper.engine.measure import Evaluation, gather
-from esper.lifecycle import Transition
+from esper.lifecycle import Stage, Transition
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +23,9 @@ class EpochRecord:
     """Every stage change of the epoch, those of the action included."""
     parameters: int
     """Size of the network that was measured."""
+    stages: tuple[Stage, ...]
+    """Of each slot, while the epoch was trained and measured."""
+    alphas: tuple[float, ...]
 
 
 class EagerEngine:
@@ -33,16 +36,28 @@ class EagerEngine:
 
     def step(self, actions: Sequence[Action]) -> list[EpochRecord]:
         """Act, train, measure, move on; two device-to-host transfers for all learners together."""
-        effects = [learner.apply(action) for learner, action in zip(self.learners, actions, strict=True)]
-        epochs = [learner.epoch for learner in self.learners]
-        begun = [learner.begin_epoch() for learner in self.learners]
+        begun = [_begin(learner, action) for learner, action in zip(self.learners, actions, strict=True)]
         trained = gather([learner.train() for learner in self.learners])
         measured = gather([learner.evaluate() for learner in self.learners])
-        sizes = [learner.model.parameter_count for learner in self.learners]
-        ended = [learner.end_epoch(t, m) for learner, t, m in zip(self.learners, trained, measured, strict=True)]
         return [
-            EpochRecord(epoch, effect, t, m, (*effect.transitions, *first, *last), size)
-            for epoch, effect, first, t, m, last, size in zip(
-                epochs, effects, begun, trained, measured, ended, sizes, strict=True
+            _end(learner, effect, first, report, evaluation)
+            for learner, (effect, first), report, evaluation in zip(
+                self.learners, begun, trained, measured, strict=True
             )
         ]
+
+
+def _begin(learner: Learner, action: Action) -> tuple[Effect, list[Transition]]:
+    effect = learner.apply(action)
+    return effect, learner.begin_epoch()
+
+
+def _end(
+    learner: Learner, effect: Effect, begun: list[Transition], trained: TrainReport, measured: Evaluation
+) -> EpochRecord:
+    epoch, model = learner.epoch, learner.model
+    size = model.parameter_count
+    stages = tuple(slot.life.stage for slot in model.slots)
+    alphas = tuple(slot.life.alpha for slot in model.slots)
+    ended = learner.end_epoch(trained, measured)
+    return EpochRecord(epoch, effect, trained, measured, (*effect.transitions, *begun, *ended), size, stages, alphas)

@@ -34,6 +34,8 @@ class SlotView:
     age: int
     dwell: int
     retiring: bool
+    seeds_before: int
+    """Seeds that grew here and were removed."""
     parameters: int
     """Of the seed that is there now."""
     gradient: float | None
@@ -67,6 +69,8 @@ class Situation:
     parameters: int
     host_parameters: int
     budget: int | None
+    seeds_left: int | None
+    """Seeds that may still be planted at a time; None is no limit."""
     slots: tuple[SlotView, ...]
 
     @property
@@ -98,6 +102,7 @@ def observe(learner: Learner, horizon: int, history: Sequence[EpochRecord]) -> S
         parameters=model.parameter_count,
         host_parameters=model.host_parameters,
         budget=model.budget,
+        seeds_left=None if model.max_seeds is None else model.max_seeds - len(model.seeds),
         slots=tuple(_view(learner, slot) for slot in model.slots),
     )
 
@@ -118,6 +123,7 @@ def _view(learner: Learner, slot: Slot) -> SlotView:
         age=life.age,
         dwell=life.dwell,
         retiring=life.retiring,
+        seeds_before=sum(transition.target is Stage.PRUNED for transition in life.history),
         parameters=sum(parameter.numel() for parameter in model.seed_parameters(slot)),
         gradient=life.gradient,
         shadow_benefit=life.shadow_benefit,

@@ -14,7 +14,7 @@ from esper.tasks.registry import Task, task
 
 
 @task("digits")
-def digits(seed: int, *, widths: Sequence[int] = (8, 8)) -> Task:
+def digits(seed: int, *, widths: Sequence[int] = (6, 6)) -> Task:
     """8 × 8 handwritten digits, dense host."""
     from sklearn.datasets import load_digits  # noqa: PLC0415  (takes a second to import; only this task needs it)
 
@@ -33,5 +33,5 @@ def digits(seed: int, *, widths: Sequence[int] = (8, 8)) -> Task:
         labels=tuple("0123456789"),
         batch_size=64,
         updates_per_epoch=17,  # about one pass over the training data
-        learning_rate=3e-3,
+        learning_rate=5e-3,
     )

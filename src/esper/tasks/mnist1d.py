@@ -78,7 +78,7 @@ def _smooth(noise: NDArray[np.float64]) -> NDArray[np.float64]:
 
 
 @task("mnist1d")
-def mnist1d(seed: int, *, widths: Sequence[int] = (8, 8, 8), kernels: Sequence[int] = (5, 3, 3)) -> Task:
+def mnist1d(seed: int, *, widths: Sequence[int] = (8, 8, 8), kernels: Sequence[int] = (3, 3, 3)) -> Task:
     """Ten kinds of curve hidden in noisy series, 1-D convolutional host."""
     rng = np.random.default_rng(seed)
     labels = np.arange(POOL + TEST, dtype=np.int64) % 10

@@ -1,0 +1,65 @@
+"""`esper info`: what there is."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Info:
+    """Show the tasks, controllers, blueprints and devices that this installation has."""
+
+    json: bool = False
+    """Print JSON instead of tables."""
+
+    def run(self) -> int:
+        import torch
+
+        import esper
+        from esper.growth.blueprints import LAYOUTS, blueprint_names
+        from esper.policy.catalogue import CONTROLLERS
+        from esper.tasks import task_names
+
+        fits = {name: _layouts(name) for name in blueprint_names()}
+        devices = ["cpu", *(f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count()))]
+        facts: dict[str, object] = {
+            "version": esper.__version__,
+            "torch": str(torch.__version__),
+            "devices": devices,
+            "tasks": list(task_names()),
+            "controllers": list(CONTROLLERS),
+            "layouts": dict(LAYOUTS),
+            "blueprints": fits,
+        }
+        print(json.dumps(facts, indent=2)) if self.json else _show(facts)
+        return 0
+
+
+def _layouts(name: str) -> dict[str, str]:
+    """Layout → one-line summary of what grows there under this name."""
+    from esper.growth.blueprints import LAYOUTS, SlotShape, fitting
+
+    found = {layout: b for layout in LAYOUTS for b in fitting(SlotShape(layout, 8)) if b.name == name}
+    return {layout: entry.summary for layout, entry in found.items()}
+
+
+def _show(facts: dict[str, object]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    console.print(f"esper {facts['version']}, torch {facts['torch']}")
+    for key in ("devices", "tasks", "controllers"):
+        values = facts[key]
+        assert isinstance(values, list)
+        console.print(f"[bold]{key}[/bold]: {', '.join(values)}")
+    table = Table("blueprint", "grows in", "what it is", box=None, pad_edge=False)
+    blueprints = facts["blueprints"]
+    assert isinstance(blueprints, dict)
+    for name, layouts in blueprints.items():
+        table.add_row(name, ", ".join(layouts), next(iter(layouts.values()), ""))
+    console.print(table)
+
+
+COMMAND = Info

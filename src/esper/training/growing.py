@@ -1,0 +1,270 @@
+"""Grow one model and keep it: `esper.grow` for a person's own model, `grow_task` for a built-in task."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from esper.actions import Action
+from esper.engine.eager import EagerEngine, EpochRecord
+from esper.engine.learner import Learner
+from esper.engine.measure import Evaluation, Loss, Score, evaluate, gather
+from esper.engine.optimizer import GrowingOptimizer
+from esper.env.situation import observe
+from esper.growth.attach import attach
+from esper.growth.blueprints import Layout
+from esper.growth.export import plain_model, save
+from esper.growth.slot import preserved_rng
+from esper.lifecycle import Rules, Stage, Transition
+from esper.policy.catalogue import make_controller
+from esper.policy.controller import Controller, NoGrowth
+from esper.tasks.feed import Batch, Feed, TensorFeed, chunks
+from esper.tasks.registry import Task
+from esper.training.data import Data, as_feed, default_objective, evaluation_batches
+from esper.training.history import History
+from esper.training.interrupt import interruptible
+
+OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
+"""Called after every epoch with what happened to the growing model, and to the control if there is one."""
+
+
+class DivergedError(RuntimeError):
+    """Training broke, and there is nothing sensible to go on with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A grown model and how it came to be."""
+
+    model: nn.Module
+    """Plain PyTorch: no hooks, nothing of Esper's machinery; train it further, deploy it, keep it."""
+    history: History
+    validation: Evaluation
+    test: Evaluation | None
+    """On the test data, if there are any. Nothing was decided by them."""
+    control: Evaluation | None
+    """The same host without growth, trained as long, on the same test (else validation) data."""
+    example: Any
+    interrupted: bool
+    """The run was stopped before its last epoch."""
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    def save(self, directory: str | Path) -> list[str]:
+        """Write the model in its portable forms, and its history, into `directory`; returns remarks."""
+        return save(self.model, Path(directory), self.example, history=self.history.to_json())
+
+
+def grow(
+    model: nn.Module,
+    train_data: Data,
+    val_data: Data,
+    *,
+    slots: Sequence[str],
+    test_data: Data | None = None,
+    controller: str | Controller = "heuristic",
+    epochs: int = 40,
+    loss: Loss | None = None,
+    metric: Score | None = None,
+    optimizer: Callable[[Iterable[Tensor]], Optimizer] | None = None,
+    scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+    batch_size: int = 128,
+    updates_per_epoch: int | None = None,
+    budget: int | None = None,
+    max_seeds: int | None = None,
+    blueprints: Sequence[str] | None = None,
+    layouts: dict[str, Layout] | None = None,
+    rules: Rules | None = None,
+    seed: int = 0,
+    device: str | torch.device = "auto",
+    control: bool = False,
+    on_epoch: OnEpoch | None = None,
+) -> Grown:
+    """Train `model` and let it grow at `slots` (module paths or patterns); the result is a plain model.
+
+    Data are (inputs, targets) tensors or `DataLoader`s. The metric gives a score in percent, per example where it can;
+    integer targets default to cross-entropy and accuracy, others to squared error and the variance explained.
+    `optimizer` makes an optimizer from parameters, `scheduler` a scheduler (stepped per update) from an optimizer.
+    With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far.
+    """
+    where = pick_device(device)
+    model.to(where)
+    feed, example, targets = as_feed(train_data, val_data, where, batch_size, updates_per_epoch, seed)
+    default_loss, default_metric = default_objective(targets)
+    make_optimizer = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
+
+    def learner(host: nn.Module, feed: Feed) -> Learner:
+        growing = attach(
+            host,
+            slots,
+            example,
+            layouts=layouts,
+            rules=rules,
+            blueprints=blueprints,
+            budget=budget,
+            max_seeds=max_seeds,
+            rng_seed=seed,
+        )
+        made = make_optimizer([p for p in host.parameters() if p.requires_grad])
+        optimizing = GrowingOptimizer(made, [scheduler(made)] if scheduler else [])
+        return Learner(growing, optimizing, feed, loss or default_loss, metric or default_metric, seed=seed)
+
+    learners = [learner(model, feed)]
+    if control:
+        other, _, _ = as_feed(train_data, val_data, where, batch_size, updates_per_epoch, seed)
+        learners.append(learner(copy.deepcopy(model), other))
+    test = None if test_data is None else evaluation_batches(test_data, where)
+    return _run(learners, controller, epochs, example, test, seed, on_epoch)
+
+
+def grow_task(
+    task: Task,
+    *,
+    controller: str | Controller = "heuristic",
+    epochs: int = 40,
+    seed: int = 0,
+    budget: int | None = None,
+    max_seeds: int | None = None,
+    control: bool = False,
+    on_epoch: OnEpoch | None = None,
+) -> Grown:
+    """Grow the host of a built-in task. `seed` decides the host's start, its minibatches and its seeds."""
+    learners = [task_learner(task, seed, budget=budget, max_seeds=max_seeds) for _ in range(2 if control else 1)]
+    test = partial(chunks, task.splits.test)
+    return _run(learners, controller, epochs, task.splits.train.x[:2], test, seed, on_epoch)
+
+
+def task_learner(
+    task: Task, seed: int, *, budget: int | None = None, max_seeds: int | None = None, rules: Rules | None = None
+) -> Learner:
+    """A fresh host of the task, ready to train and grow."""
+    with preserved_rng(torch.device("cpu")):
+        torch.default_generator.manual_seed(seed)
+        host = task.make_host().to(task.splits.train.x.device)
+    growing = attach(
+        host, task.slots, task.splits.train.x[:2], rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed
+    )
+    # Fused: one call for all parameters, on CPU too. Per-parameter calls cost more than the arithmetic in small hosts.
+    adam = torch.optim.AdamW(host.parameters(), lr=task.learning_rate, weight_decay=task.weight_decay, fused=True)
+    feed = TensorFeed(
+        task.splits.train,
+        task.splits.val,
+        batch_size=task.batch_size,
+        updates_per_epoch=task.updates_per_epoch,
+        augment=task.augment,
+        seed=seed,
+    )
+    optimizer = GrowingOptimizer(adam, warmup_updates=task.updates_per_epoch)
+    return Learner(growing, optimizer, feed, task.loss, task.score, seed=seed)
+
+
+def pick_device(device: str | torch.device) -> torch.device:
+    """`auto` is a GPU if there is one."""
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        picked = torch.device(device)
+        torch.zeros(1, device=picked)
+    except (RuntimeError, AssertionError) as error:
+        raise ValueError(f"device {str(device)!r} cannot be used here: {str(error).partition(chr(10))[0]}") from error
+    return picked
+
+
+def _run(
+    learners: list[Learner],
+    controller: str | Controller,
+    epochs: int,
+    example: Any,
+    test: Callable[[], Iterable[Batch]] | None,
+    seed: int,
+    on_epoch: OnEpoch | None,
+) -> Grown:
+    """The loop: decide, step, note. The first learner grows; a second one is the control."""
+    if epochs < 1:
+        raise ValueError(f"epochs must be at least 1, not {epochs}")
+    decider = make_controller(controller) if isinstance(controller, str) else controller
+    controllers: list[Controller] = [decider, NoGrowth()][: len(learners)]
+    for one in controllers:
+        one.reset([seed])
+    engine = EagerEngine(learners)
+    records: list[list[EpochRecord]] = [[] for _ in learners]
+    with interruptible() as interrupt:
+        while len(records[0]) < epochs and not interrupt.requested:
+            actions = [
+                one.decide([observe(learner, epochs, past)])[0]
+                for one, learner, past in zip(controllers, learners, records, strict=True)
+            ]
+            _step(engine, actions, records)
+            if on_epoch is not None:
+                on_epoch(records[0][-1], records[1][-1] if len(records) > 1 else None)
+    return _finish(learners, decider.name, records[0], example, test, interrupted=len(records[0]) < epochs)
+
+
+def _step(engine: EagerEngine, actions: list[Action], records: list[list[EpochRecord]]) -> None:
+    for past, record in zip(records, engine.step(actions), strict=True):
+        past.append(record)
+        if not math.isfinite(record.trained.loss):
+            raise DivergedError(
+                f"the training loss became {record.trained.loss} in epoch {record.epoch + 1}: "
+                "lower the learning rate, or look for extreme values in the data"
+            )
+
+
+def _finish(
+    learners: list[Learner],
+    controller: str,
+    records: list[EpochRecord],
+    example: Any,
+    test: Callable[[], Iterable[Batch]] | None,
+    *,
+    interrupted: bool,
+) -> Grown:
+    grown = learners[0]
+    settled = settle(grown)
+    model = grown.model
+    history = History(
+        controller, tuple(slot.path for slot in model.slots), model.host_parameters, tuple(records), tuple(settled)
+    )
+    held_out = [_evaluate(learner, test) for learner in learners] if test else []
+    validation = [_evaluate(learner, learner.feed.validation) for learner in learners]
+    return Grown(
+        model=plain_model(model),
+        history=history,
+        validation=validation[0],
+        test=held_out[0] if held_out else None,
+        control=(held_out or validation)[1] if len(learners) > 1 else None,
+        example=example,
+        interrupted=interrupted,
+    )
+
+
+def settle(learner: Learner) -> list[Transition]:
+    """End of the run: an unfinished seed stays if it was measured to help, and goes if it was not."""
+    transitions: list[Transition] = []
+    for slot in learner.model.live:
+        life = slot.life
+        helps = life.contribution is not None and life.contribution.accuracy > 0.0 and not life.retiring
+        if life.fossilizable:
+            transitions += learner.model.fossilize(
+                slot, epoch=learner.epoch, reason="the run ended, and it contributes"
+            )
+        elif not (life.stage is Stage.BLENDING and helps):
+            transitions += learner.model.prune(slot, epoch=learner.epoch, reason="the run ended first", at_once=True)
+    return transitions
+
+
+def _evaluate(learner: Learner, batches: Callable[[], Iterable[Batch]]) -> Evaluation:
+    with preserved_rng(learner.model.device):
+        return gather([evaluate(learner.model, batches(), learner.loss, learner.score)])[0]

@@ -1,0 +1,99 @@
+"""The story of one run, as data: for `history.json`, for the plot, and for whoever asks why something was grown."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from esper.engine.eager import EpochRecord
+from esper.lifecycle import Stage, Transition
+
+FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """What happened to one learner, epoch by epoch."""
+
+    controller: str
+    slots: tuple[str, ...]
+    host_parameters: int
+    records: tuple[EpochRecord, ...]
+    settled: tuple[Transition, ...] = ()
+    """What was decided about unfinished seeds when the run ended."""
+
+    @property
+    def transitions(self) -> list[Transition]:
+        return [t for record in self.records for t in record.transitions] + list(self.settled)
+
+    def seeds(self) -> list[SeedStory]:
+        """One story per seed, in the order of their birth."""
+        stories: dict[int, list[Transition]] = {}
+        for transition in self.transitions:
+            stories.setdefault(transition.seed, []).append(transition)
+        return [self._story(seed, stories[seed]) for seed in sorted(stories)]
+
+    def _story(self, seed: int, transitions: list[Transition]) -> SeedStory:
+        birth = transitions[0]
+        action = next(r.effect.action for r in self.records if birth in r.effect.transitions)
+        ends = [t for t in transitions if t.target in (Stage.FOSSILIZED, Stage.PRUNED)]
+        fate = ends[0] if ends else transitions[-1]
+        return SeedStory(
+            seed=seed,
+            slot=birth.slot,
+            blueprint=str(action.blueprint),
+            blend=str(action.blend),
+            born=birth.epoch,
+            why_born=birth.reason,
+            fate=fate.target,
+            ended=fate.epoch,
+            why_ended=fate.reason,
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            "format": FORMAT,
+            "controller": self.controller,
+            "slots": list(self.slots),
+            "host_parameters": self.host_parameters,
+            "epochs": [_record_json(record) for record in self.records],
+            "transitions": [_transition_json(transition) for transition in self.transitions],
+            "seeds": [{**asdict(story), "fate": story.fate.name} for story in self.seeds()],
+        }
+
+
+@dataclass(frozen=True, slots=True)
+class SeedStory:
+    """One seed from birth to its end, with the reasons."""
+
+    seed: int
+    slot: str
+    blueprint: str
+    blend: str
+    born: int
+    why_born: str
+    fate: Stage
+    """FOSSILIZED, PRUNED, or the stage in which the run left it."""
+    ended: int
+    why_ended: str
+
+
+def _record_json(record: EpochRecord) -> dict[str, Any]:
+    action = record.effect.action
+    return {
+        "epoch": record.epoch,
+        "train_loss": record.trained.loss,
+        "val_loss": record.measured.loss,
+        "val_accuracy": record.measured.accuracy,
+        "parameters": record.parameters,
+        "action": {"op": action.op.name, "slot": action.slot, "blueprint": action.blueprint, "blend": action.blend},
+        "effect": {"changed": record.effect.changed, "message": record.effect.message},
+        "stages": [stage.name for stage in record.stages],
+        "alphas": list(record.alphas),
+        "contributions": {slot: asdict(contrast) for slot, contrast in record.measured.contributions.items()},
+        "shadow_benefits": {slot: asdict(contrast) for slot, contrast in record.measured.shadow_benefits.items()},
+    }
+
+
+def _transition_json(transition: Transition) -> dict[str, Any]:
+    return {**asdict(transition), "source": transition.source.name, "target": transition.target.name}

@@ -1,0 +1,34 @@
+"""Ctrl-C that loses nothing: the first one asks the job to stop after the step it is in, the second one stops it."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from types import FrameType
+
+
+class Interrupt:
+    """Whether the person has asked to stop."""
+
+    requested = False
+
+
+@contextmanager
+def interruptible() -> Iterator[Interrupt]:
+    interrupt = Interrupt()
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield interrupt
+        return
+
+    def note(number: int, frame: FrameType | None) -> None:
+        if interrupt.requested:
+            raise KeyboardInterrupt
+        interrupt.requested = True
+
+    previous = signal.signal(signal.SIGINT, note)
+    try:
+        yield interrupt
+    finally:
+        signal.signal(signal.SIGINT, previous)
