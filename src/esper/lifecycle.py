@@ -182,6 +182,7 @@ class SlotLife:
     """Age of the seed when contribution or shadow benefit was last measured."""
     history: list[Transition] = field(default_factory=list)
     _ramp_from: float = 0.0
+    _why_retiring: str = ""
 
     # -- what the controller may do ---------------------------------------------------------------------------
 
@@ -189,8 +190,6 @@ class SlotLife:
         if self.stage is not Stage.DORMANT:
             raise IllegalTransitionError(f"slot {self.name} is {self.stage.name}: only an empty slot can germinate")
         self.seed, self.blueprint, self.blend = seed, blueprint, blend
-        self.alpha, self.age, self.retiring = 0.0, 0, False
-        self.gradient = self.shadow_benefit = self.contribution = None
         return self._enter(Stage.GERMINATED, epoch, reason)
 
     @property
@@ -203,7 +202,7 @@ class SlotLife:
             raise IllegalTransitionError(f"slot {self.name}: {self.why_not_prunable()}")
         if self.alpha == 0.0 or at_once:
             return [self._remove(epoch, reason)]
-        self.retiring, self._ramp_from = True, self.alpha
+        self.retiring, self._ramp_from, self._why_retiring = True, self.alpha, reason
         entered = [self._enter(Stage.BLENDING, epoch, f"ramping out: {reason}")] if self.stage is Stage.HOLDING else []
         self.dwell = 0
         self._ramp_out()
@@ -269,13 +268,14 @@ class SlotLife:
         elif self.stage is Stage.EMBARGOED and self.dwell >= self.rules.embargo_epochs:
             return [self._enter(Stage.RESETTING, epoch, "the embargo is over")]
         elif self.stage is Stage.RESETTING:
+            self._forget()
             return [self._enter(Stage.DORMANT, epoch, "ready for another seed")]
         return []
 
     def _end_blending_epoch(self, epoch: int) -> list[Transition]:
         if self.retiring:
             if self.dwell >= self.rules.ramp_out_epochs:
-                return [self._remove(epoch, "ramped out")]
+                return [self._remove(epoch, self._why_retiring)]
             self._ramp_out()
             return []
         gate = self.gate(Stage.HOLDING)
@@ -322,6 +322,11 @@ class SlotLife:
     def _remove(self, epoch: int, reason: str) -> Transition:
         self.alpha, self.retiring = 0.0, False
         return self._enter(Stage.PRUNED, epoch, reason)
+
+    def _forget(self) -> None:
+        """An empty slot knows nothing of the seed that was there."""
+        self.age = self.measured_age = 0
+        self.gradient = self.shadow_benefit = self.contribution = None
 
     def _enter(self, target: Stage, epoch: int, reason: str) -> Transition:
         if target not in TRANSITIONS[self.stage]:

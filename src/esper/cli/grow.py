@@ -76,7 +76,7 @@ class Grow:
                 control=self.control,
                 on_epoch=on_epoch,
             )
-        remarks = grown.save(out)
+        remarks = list(grown.save(out).warnings)
         remarks += _plot(out / "growth.png", grown, control_accuracies, task)
         if self.json:
             print(json.dumps(_facts(grown, task, out), indent=2))

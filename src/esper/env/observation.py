@@ -1,7 +1,7 @@
 """From a readable situation to tensors: what the learned policy sees, what it may do, and what it did.
 
-The layout is data: one list of named fields for the run, one for a slot; each field has one definition, here, and lies
-in [-1, 1]. A thing that was not measured yet is `NOT_MEASURED`, outside of that range, never 0. A change of the lists is
+The layout is data: one list of named fields for the run, one for a slot; each has one definition, here, and lies
+in [-1, 1]. What was not measured yet is `NOT_MEASURED`, outside of that range, never 0. A change of the lists is
 a new `SCHEMA_VERSION`, because trained policies depend on it.
 """
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from esper.growth.blueprints import LAYOUTS, Layout, SlotShape, blueprint_names
 from esper.growth.model import GrowingModel
-from esper.growth.slot import preserved_rng
+from esper.growth.slot import preserved_buffers, preserved_rng
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -118,11 +118,11 @@ def _probe(model: nn.Module, example: Any) -> _Probe:
 
     handles = [module.register_forward_hook(note) for module in model.modules()]
     try:
-        with _untouched(model), torch.no_grad():
+        with untouched(model), torch.no_grad():
             for size in (2, 3):
                 calls.clear()
                 outputs.append({})
-                args, kwargs = arguments(_with_batch(example, size))
+                args, kwargs = arguments(with_batch(example, size))
                 model(*args, **kwargs)
     except AttachError:
         raise
@@ -138,12 +138,12 @@ def _probe(model: nn.Module, example: Any) -> _Probe:
 
 
 @contextmanager
-def _untouched(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards modes and random numbers are what they were."""
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards modes, buffers and random numbers are what they were."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with preserved_rng(next(model.parameters()).device):
+        with preserved_rng(next(model.parameters()).device), preserved_buffers(model):
             yield
     finally:
         for module, training in modes.items():
@@ -205,7 +205,7 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
-def _with_batch(example: Any, size: int) -> Any:
+def with_batch(example: Any, size: int) -> Any:
     """The example with `size` rows (repeated as needed) in every tensor that has its batch as first axis."""
     args, kwargs = arguments(example)
     tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() > 0]

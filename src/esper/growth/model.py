@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from esper.growth.blueprints import Blueprint, SlotShape, fitting
 from esper.growth.replay import Recorder
 from esper.growth.seed import Seed, parameter_count
-from esper.growth.slot import Mode, Slot, preserved_rng
+from esper.growth.slot import Mode, Slot, preserved_buffers, preserved_rng
 from esper.lifecycle import LIVE, IllegalTransitionError, Rules, Stage, Transition
 
 
@@ -93,7 +93,8 @@ class GrowingModel(nn.Module):
 
     def shadow(self, slot: Slot, *args: Any, **kwargs: Any) -> Any:
         """The recorded pass with an incubating seed at full strength; leaves no trace in host, statistics or RNG."""
-        with preserved_rng(self.device):
+        others = [other.seed for other in self.joined if other.seed is not None]
+        with preserved_rng(self.device), preserved_buffers(*others):
             return self.replay({slot: Mode.SHADOW}, *args, **kwargs)
 
     # -- what a controller may do -------------------------------------------------------------------------------
@@ -186,7 +187,8 @@ class GrowingModel(nn.Module):
         return [slot for slot in self.slots if slot.seed is not None and slot.life.alpha > 0.0]
 
     def seed_parameters(self, slot: Slot) -> list[Tensor]:
-        return [] if slot.seed is None else list(slot.seed.parameters())
+        """What the optimizer must train; a blueprint may hold constants as well."""
+        return [] if slot.seed is None else [p for p in slot.seed.parameters() if p.requires_grad]
 
 
 def _count(module: nn.Module) -> int:

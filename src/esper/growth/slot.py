@@ -129,6 +129,19 @@ def _with_first(output: Any, first: Tensor) -> Any:
 
 
 @contextmanager
+def preserved_buffers(*roots: nn.Module) -> Iterator[None]:
+    """Buffers of these modules that are written or replaced inside are afterwards what they were."""
+    own = [(m, name, b) for root in roots for m in root.modules() for name, b in m.named_buffers(recurse=False)]
+    try:
+        for module, name, buffer in own:
+            setattr(module, name, buffer.clone())
+        yield
+    finally:
+        for module, name, buffer in own:
+            setattr(module, name, buffer)
+
+
+@contextmanager
 def preserved_rng(device: torch.device) -> Iterator[None]:
     """Random numbers drawn inside do not move the host's own sequence."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.optim.lr_scheduler import LambdaLR, LRScheduler
 
 from esper.actions import Action
 from esper.engine.eager import EagerEngine, EpochRecord
@@ -23,7 +23,7 @@ from esper.engine.optimizer import GrowingOptimizer
 from esper.env.situation import observe
 from esper.growth.attach import attach
 from esper.growth.blueprints import Layout
-from esper.growth.export import plain_model, save
+from esper.growth.export import Saved, plain_model, save
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules, Stage, Transition
 from esper.policy.catalogue import make_controller
@@ -62,9 +62,9 @@ class Grown:
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
 
-    def save(self, directory: str | Path) -> list[str]:
-        """Write the model in its portable forms, and its history, into `directory`; returns remarks."""
-        return save(self.model, Path(directory), self.example, history=self.history.to_json())
+    def save(self, directory: str | Path) -> Saved:
+        """Write the model in its portable forms, and its history, into `directory`."""
+        return save(self.model, directory, self.example, history=self.history.to_json())
 
 
 def grow(
@@ -141,15 +141,27 @@ def grow_task(
     on_epoch: OnEpoch | None = None,
 ) -> Grown:
     """Grow the host of a built-in task. `seed` decides the host's start, its minibatches and its seeds."""
-    learners = [task_learner(task, seed, budget=budget, max_seeds=max_seeds) for _ in range(2 if control else 1)]
+    learners = [
+        task_learner(task, seed, epochs, budget=budget, max_seeds=max_seeds) for _ in range(2 if control else 1)
+    ]
     test = partial(chunks, task.splits.test)
     return _run(learners, controller, epochs, task.splits.train.x[:2], test, seed, on_epoch)
 
 
+DECAY = 0.3
+"""Share of a run over which the learning rate falls to zero; before that it is constant, so that late seeds can learn."""
+
+
 def task_learner(
-    task: Task, seed: int, *, budget: int | None = None, max_seeds: int | None = None, rules: Rules | None = None
+    task: Task,
+    seed: int,
+    epochs: int,
+    *,
+    budget: int | None = None,
+    max_seeds: int | None = None,
+    rules: Rules | None = None,
 ) -> Learner:
-    """A fresh host of the task, ready to train and grow."""
+    """A fresh host of the task, ready to train and grow for `epochs`."""
     with preserved_rng(torch.device("cpu")):
         torch.default_generator.manual_seed(seed)
         host = task.make_host().to(task.splits.train.x.device)
@@ -166,7 +178,9 @@ def task_learner(
         augment=task.augment,
         seed=seed,
     )
-    optimizer = GrowingOptimizer(adam, warmup_updates=task.updates_per_epoch)
+    updates = epochs * task.updates_per_epoch
+    falling = LambdaLR(adam, lambda update: min(1.0, (updates - update) / (DECAY * updates)))
+    optimizer = GrowingOptimizer(adam, [falling], warmup_updates=task.updates_per_epoch)
     return Learner(growing, optimizer, feed, task.loss, task.score, seed=seed)
 
 

@@ -1,0 +1,69 @@
+"""A seed as a permanent part of its host: what a grown network is made of once growth is over.
+
+This file needs torch alone and names nothing else of Esper's, because its source travels with an exported model.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import nn
+
+
+class Grafted(nn.Module):
+    """A module of the host, and what grew at its output. Looks like the host's module to whoever reads its attributes.
+
+    `grown` is plain data that says where the seed came from; a model keeps it so that it can be saved again.
+    """
+
+    def __init__(
+        self, host: nn.Module, seed: nn.Module, alpha: float = 1.0, grown: dict[str, Any] | None = None
+    ) -> None:
+        super().__init__()
+        self.host = host
+        self.seed = seed
+        self.alpha = alpha  # below 1 only for a seed that was exported before it was blended in fully
+        self.grown = grown or {}
+        self.training = host.training
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        output = self.host(*args, **kwargs)
+        h = output if isinstance(output, torch.Tensor) else output[0]
+        changed = self.seed(h)
+        mixed = changed if self.alpha == 1.0 else h + self.alpha * (changed - h)
+        return mixed if isinstance(output, torch.Tensor) else type(output)((mixed, *output[1:]))
+
+    def __getattr__(self, name: str) -> Any:
+        # Parents read attributes of their children: nn.TransformerEncoder of its first layer, for one.
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            if name.startswith("__"):  # copying and pickling ask for these: they must mean this object
+                raise
+            return getattr(super().__getattr__("host"), name)
+
+
+def graft(model: nn.Module, places: list[tuple[str, nn.Module, float, dict[str, Any]]]) -> None:
+    """Put each (path, seed, alpha, grown) behind the module at its path, wherever that module is registered."""
+    # All paths first: a graft around "layer1" would move "layer1.0".
+    for module, (_, seed, alpha, grown) in [(model.get_submodule(place[0]), place) for place in places]:
+        holders = [(m, name) for m in model.modules() for name, child in m._modules.items() if child is module]
+        grafted = Grafted(module, seed, alpha, grown)
+        for holder, name in holders:
+            holder._modules[name] = grafted
+
+
+def fill(model: nn.Module, saved: dict[str, torch.Tensor], tied: dict[str, str]) -> None:
+    """Give parameters and buffers their saved values and types. A name in `tied` shares the tensor of another name."""
+    saved = {**saved, **{name: saved[other] for name, other in tied.items() if other in saved}}
+    own = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
+    if wrong := sorted(own.keys() ^ saved.keys()):
+        where = "the file does not have" if wrong[0] in own else "the model does not have"
+        raise ValueError(f"the weights do not fit the architecture: {where} {wrong[0]} ({len(wrong)} such names)")
+    for name, tensor in own.items():
+        if tensor.shape != saved[name].shape:
+            shapes = f"{list(saved[name].shape)} instead of {list(tensor.shape)}"
+            raise ValueError(f"the weights do not fit the architecture: {name} has shape {shapes}")
+        # Not copy_: the saved type counts, whatever the constructor's was; tied names stay one tensor.
+        tensor.data = saved[name].to(tensor.device)

@@ -1,0 +1,160 @@
+"""`model.pt2`: a model as a program of torch's operators, which runs without the classes it was written in.
+
+torch.export's own loader unpickles whatever an archive asks it to, evaluates symbolic sizes as Python, and looks up
+operators by any dotted name: a .pt2 from a stranger is as dangerous as a pickle. What is written here needs none of
+that, so `read_program` refuses an archive that does. It is a second line of defence; prefer directories you trust.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from esper.growth.attach import arguments, with_batch
+
+
+class ProgramError(ValueError):
+    """A file that is no program, or one that asks for more than arithmetic on tensors."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """What torch.export made of a model, or why it could not."""
+
+    exported: ExportedProgram | None
+    batch: str
+    """Which batch sizes it takes: "any", "only 64", or "none" without a program."""
+    problem: str = ""
+    """Why it is not "any"; empty when it is."""
+
+    def content(self) -> bytes:
+        """The file; empty without a program."""
+        if self.exported is None:
+            return b""
+        self.exported.example_inputs = None  # they would be the only pickle in the file
+        buffer = io.BytesIO()
+        torch.export.save(self.exported, buffer)
+        return buffer.getvalue()
+
+
+def trace(model: nn.Module, example: Any) -> Program:
+    """The model's program for every batch size where that can be, else for the example's, else none.
+
+    Symbols (integer inputs) are text or the like: their length stays free, too, where the model lets it.
+    """
+    args, kwargs = arguments(example)
+    inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() > 0]
+    batch = inputs[0].shape[0]
+    symbols = any(not value.is_floating_point() and value.dim() > 1 for value in inputs)
+    problem = ""
+    for free_length in (True, False) if symbols else (False,):
+        try:
+            return Program(_export(model, with_batch(example, 2), _free_axes(example, batch, free_length)), "any")
+        except Exception as error:  # torch.export fails in many ways of its own
+            problem = f"model.pt2 takes batches of {batch} only, because torch.export said: {_first_line(error)}"
+    try:
+        return Program(_export(model, example, None), f"only {batch}", problem)
+    except Exception as error:
+        return Program(None, "none", f"no model.pt2: torch.export said: {_first_line(error)}")
+
+
+def _export(model: nn.Module, example: Any, free_axes: Any) -> ExportedProgram:
+    args, kwargs = arguments(example)
+    return torch.export.export(model, args, kwargs, dynamic_shapes=free_axes)
+
+
+def _free_axes(example: Any, batch: int, free_length: bool) -> Any:
+    def axes(value: Any) -> Any:
+        if not isinstance(value, Tensor) or value.dim() == 0 or value.shape[0] != batch:
+            return None
+        length = {1: Dim.AUTO} if free_length and not value.is_floating_point() and value.dim() > 1 else {}
+        return {0: Dim.DYNAMIC, **length}
+
+    args, kwargs = arguments(example)
+    return {name: axes(value) for name, value in kwargs.items()} or tuple(axes(value) for value in args)
+
+
+def _first_line(error: Exception) -> str:
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return lines[0][:200] if lines else type(error).__name__
+
+
+# -- reading ----------------------------------------------------------------------------------------------------
+
+_RECORDS = re.compile(
+    r"archive_format|archive_version|byteorder|\.format_version|\.storage_alignment|\.data/(version|serialization_id)"
+    r"|models/model\.json|data/sample_inputs/model\.pt"
+    r"|data/weights/(weight_\d+|model_weights_config\.json)|data/constants/(tensor_\d+|model_constants_config\.json)"
+)
+_OPERATORS = re.compile(
+    r"torch\.ops\.aten\.(?!from_file)\w+\.\w+"
+    r"|torch\.ops\.higher_order\.wrap_with_(set_grad_enabled|autocast)"
+    r"|torch\.sym_\w+|math\.\w+"
+    r"|_operator\.(add|sub|mul|truediv|floordiv|mod|pow|neg|pos|eq|ne|lt|le|gt|ge|and_|or_|not_|getitem)"
+)
+_SIZES = re.compile(
+    r"(?:[\s\d.+\-*/%(),<>=&|~]|'[a-z]+\d+'|\b[a-z]\d+\b"
+    r"|\b(?:Symbol|Integer|Float|Rational|Add|Mul|Pow|Eq|Ne|Lt|Le|Gt|Ge|And|Or|Not|Max|Min|Mod|PythonMod|FloorDiv"
+    r"|CleanDiv|CeilDiv|CeilToInt|FloorToInt|TruncToInt|RoundToInt|ToFloat|IntTrueDiv|FloatTrueDiv|FloatPow"
+    r"|PowByNatural|Where|ModularIndexing|Identity|positive|nonnegative|integer|real|evaluate|True|False)\b)*"
+)
+
+
+def read_program(path: Path) -> nn.Module:
+    """The program in `path`, in evaluation mode for good. Refuses what is more than arithmetic on tensors."""
+    # Imported here: it takes 1.6 s, and only this function needs it.
+    from torch.export.pt2_archive._package import load_pt2  # noqa: PLC0415
+
+    content = path.read_bytes()  # read once: what is checked is what is loaded
+    _check(content, path)
+    try:
+        # Not torch.export.load, which falls back to an older format, all pickle, when this one fails.
+        program = load_pt2(io.BytesIO(content)).exported_programs["model"]
+        return program.module()
+    except Exception as error:
+        raise ProgramError(f"{path} cannot be loaded by torch {torch.__version__}: {_first_line(error)}") from error
+
+
+def _check(content: bytes, path: Path) -> None:
+    try:
+        archive = torch._C.PyTorchFileReader(io.BytesIO(content))  # the reader that the loader uses
+        names = archive.get_all_records()
+        sizes = {name: archive.get_record_size(name) for name in names}
+        documents = [json.loads(archive.get_record(name)) for name in names if name.endswith(".json")]
+    except (RuntimeError, ValueError) as error:
+        raise ProgramError(f"{path} is not a .pt2 archive, or it is damaged: {_first_line(error)}") from error
+    if strange := [name for name in names if not _RECORDS.fullmatch(name)]:
+        raise ProgramError(f"{path} holds {strange[0]!r}, which no program of a grown model needs: it was not loaded")
+    if sizes.get("data/sample_inputs/model.pt"):
+        raise ProgramError(f"{path} holds pickled example inputs: it was not written by Esper, and was not loaded")
+    for key, value in (pair for document in documents for pair in _pairs(document)):
+        if (
+            (key == "use_pickle" and value)
+            or (key in ("target", "as_operator") and isinstance(value, str) and not _OPERATORS.fullmatch(value))
+            or (key == "expr_str" and not (isinstance(value, str) and _SIZES.fullmatch(value)))
+            or (isinstance(value, str) and ("__enum__" in value or "\\u" in value))  # imports any module by name
+        ):
+            raise ProgramError(
+                f"{path} asks for {key} = {str(value)[:60]!r}, which is more than arithmetic: it was not loaded"
+            )
+
+
+def _pairs(document: Any) -> Iterator[tuple[str, Any]]:
+    """Every key and value, at every depth."""
+    pending = [document]
+    while pending:
+        part = pending.pop()
+        if isinstance(part, dict):
+            yield from part.items()
+            pending.extend(part.values())
+        elif isinstance(part, list):
+            pending.extend(part)
