@@ -5,12 +5,33 @@
     grown.save("out")
 """
 
-from esper.growth.attach import attach
-from esper.growth.blueprints import blueprint
-from esper.growth.export import load
-from esper.growth.inspection import inspect
-from esper.growth.model import GrowingModel
-from esper.training.growing import Grown, grow
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from esper.growth.attach import attach
+    from esper.growth.blueprints import blueprint
+    from esper.growth.export import load
+    from esper.growth.inspection import inspect
+    from esper.growth.model import GrowingModel
+    from esper.training.growing import Grown, grow
 
 __version__ = "0.1.0"
 __all__ = ["GrowingModel", "Grown", "attach", "blueprint", "grow", "inspect", "load"]
+
+_HOME = {
+    "GrowingModel": "esper.growth.model",
+    "Grown": "esper.training.growing",
+    "attach": "esper.growth.attach",
+    "blueprint": "esper.growth.blueprints",
+    "grow": "esper.training.growing",
+    "inspect": "esper.growth.inspection",
+    "load": "esper.growth.export",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Loads what is asked for when it is asked for: `esper --help` need not wait for torch."""
+    if name not in _HOME:
+        raise AttributeError(f"module 'esper' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)

@@ -1,0 +1,129 @@
+"""Every command of the `esper` program, from the shell's side: what it prints, writes, and returns."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from esper.cli import main
+
+Capture = pytest.CaptureFixture[str]
+ESPER = [sys.executable, "-m", "esper"]
+
+
+def esper(*words: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    return subprocess.run([*ESPER, *words], cwd=cwd, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_without_a_command_it_shows_the_commands(capsys: Capture) -> None:
+    assert main([]) == 2
+    assert "grow" in capsys.readouterr().out
+
+
+def test_grow_writes_what_it_promises(tmp_path: Path) -> None:
+    words = ("grow", "--epochs", "12", "--seed", "3", "--out", "kept", "--json", "--controller", "schedule")
+    result = esper(*words, cwd=tmp_path)
+    assert result.returncode == 0, result.stderr
+    facts = json.loads(result.stdout)
+    written = {path.name for path in (tmp_path / "kept").iterdir()}
+    assert written == {
+        "model.pt2",
+        "model.safetensors",
+        "model.py",
+        "architecture.json",
+        "history.json",
+        "growth.png",
+    }
+    assert facts["parameters"] > facts["host_parameters"]
+    assert facts["flops_per_example"] > facts["host_flops_per_example"]
+    assert len(facts["seeds"]) == 3
+
+
+def test_grow_shows_tables_to_a_person(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["grow", "--task", "digits", "--epochs", "2", "--controller", "none"]) == 0
+    said = capsys.readouterr().out
+    assert "Nothing was grown" in said
+    assert "test accuracy" in said
+    assert (tmp_path / "grown" / "digits-none-0" / "model.pt2").exists()
+
+
+def test_a_config_file_gives_defaults_that_options_override(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "my.toml").write_text('controller = "none"\nepochs = 1\ncontrol = false\nout = "from-file"\n')
+    assert main(["grow", "--config", "my.toml", "--epochs", "2", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["test_accuracy_not_grown"] is None
+    history = json.loads((tmp_path / "from-file" / "history.json").read_text())
+    assert len(history["epochs"]) == 2
+
+
+def test_ctrl_c_saves_and_says_so(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [*ESPER, "grow", "--epochs", "5000", "--out", "kept", "--no-control"],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+    )
+    assert process.stdout is not None
+    assert "epoch 10/5000" in process.stdout.readline()
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "what was grown so far is kept" in output
+    assert (tmp_path / "kept" / "model.safetensors").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("grow", "--task", "mnist2d"), "did you mean 'mnist1d'"),
+        (("grow", "--controller", "heuristc"), "did you mean 'heuristic'"),
+        (("grow", "--param-budget", "10"), "smaller than the host"),
+        (("grow", "--task", "cifar10", "--data-dir", "nowhere"), "nowhere"),
+        (("grow", "--device", "cuda:55"), "cannot be used here"),
+        (("grow", "--config", "missing.toml"), "missing.toml"),
+        (("grow", "--out", "/proc/esper"), "choose another folder"),
+        (("grow", "--controller", "plan.toml"), "plan.toml"),
+    ],
+)
+def test_bad_input_ends_with_one_clear_line(
+    words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert message in said
+
+
+def test_bad_usage_returns_two(capsys: Capture) -> None:
+    assert main(["grwo"]) == 2
+    assert "the commands are" in capsys.readouterr().err
+    with pytest.raises(SystemExit) as stopped:
+        main(["grow", "--epochs", "many"])
+    assert stopped.value.code == 2
+
+
+def test_info_lists_what_there_is(capsys: Capture) -> None:
+    assert main(["info", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert {"mnist1d", "digits", "cifar10", "text", "stories"} <= set(facts["tasks"])
+    assert {"none", "random", "schedule", "heuristic"} <= set(facts["controllers"])
+    assert "conv2d" in facts["blueprints"]["depthwise"]
+    assert main(["info"]) == 0
+    assert "depthwise" in capsys.readouterr().out
+
+
+def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
+    code = "import sys, esper.cli; esper.cli.main(['--help']); sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False).returncode == 0

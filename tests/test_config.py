@@ -1,0 +1,56 @@
+"""Configuration files are strict: what is wrong is said, with the nearest right word.
+
+Covers: R054
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from esper.config import ConfigError, read_config
+
+
+@dataclass(frozen=True)
+class Settings:
+    name: str = "x"
+    rate: float = 0.5
+    count: int = 3
+    folder: Path | None = None
+    flag: bool = False
+
+
+def write(path: Path, text: str) -> Path:
+    path.write_text(text)
+    return path
+
+
+def test_values_replace_defaults(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.toml", 'rate = 2\nfolder = "out"\nflag = true\n')
+    assert read_config(path, Settings) == Settings(rate=2.0, folder=Path("out"), flag=True)
+
+
+def test_json_and_dashes_work_too(tmp_path: Path) -> None:
+    assert read_config(write(tmp_path / "a.json", '{"count": 7}'), Settings).count == 7
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("cuont = 3", "did you mean 'count'"),
+        ("count = 2.5", "must be int"),
+        ("count = true", "must be int"),
+        ("name = 3", "must be str"),
+        ("count = ", "not valid TOML"),
+    ],
+)
+def test_mistakes_are_named(text: str, message: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=message):
+        read_config(write(tmp_path / "a.toml", text), Settings)
+
+
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=r"nothing\.toml"):
+        read_config(tmp_path / "nothing.toml", Settings)

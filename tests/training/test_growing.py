@@ -1,0 +1,177 @@
+"""`esper.grow` on a person's own model and data: what it accepts, what it refuses, what comes back.
+
+Covers: R149
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import esper
+from esper.lifecycle import Rules, Stage
+from esper.policy.schedule import FixedSchedule, Planting
+from esper.training.growing import DivergedError
+
+QUICK = Rules(training_epochs=1, blending_epochs=1, prune_age=1, shadow_benefit=-100.0, contribution=-100.0)
+
+
+def rings(count: int, seed: int) -> tuple[Tensor, Tensor]:
+    """Points in the plane; the class is the ring they lie on."""
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(count, 2, generator=generator)
+    return x, (x.norm(dim=1) * 1.5).long().clamp(max=2)
+
+
+def small_net() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+
+
+def plant(blueprint: str = "mlp", slot: int = 0) -> FixedSchedule:
+    return FixedSchedule("test", [Planting(1, slot, {"dense": blueprint})])
+
+
+def quick_grow(**changes: object) -> esper.Grown:
+    settings: dict[str, object] = {
+        "slots": ["1", "3"],
+        "controller": plant(),
+        "epochs": 6,
+        "batch_size": 32,
+        "rules": QUICK,
+        "device": "cpu",
+    }
+    settings.update(changes)
+    model = settings.pop("model", None) or small_net()
+    train, val = settings.pop("train", rings(256, 0)), settings.pop("val", rings(128, 1))
+    return esper.grow(model, train, val, **settings)  # type: ignore[arg-type]
+
+
+def test_a_persons_model_grows_and_comes_back_plain() -> None:
+    grown = quick_grow(test_data=rings(128, 2), control=True)
+    assert [story.fate for story in grown.history.seeds()] == [Stage.FOSSILIZED]
+    assert grown.parameters > grown.history.host_parameters
+    assert not any(module._forward_hooks for module in grown.model.modules())
+    assert grown.test is not None
+    assert grown.control is not None
+    x, y = rings(128, 2)
+    accuracy = 100 * (grown.model.eval()(x).argmax(1) == y).float().mean().item()
+    assert accuracy == pytest.approx(grown.test.accuracy, abs=1e-4)
+
+
+def test_the_same_seed_gives_the_same_model() -> None:
+    first, second = quick_grow(), quick_grow()
+    for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+
+
+def test_loaders_serve_as_well_as_tensors() -> None:
+    train = DataLoader(TensorDataset(*rings(256, 0)), batch_size=32)
+    val = DataLoader(TensorDataset(*rings(128, 1)), batch_size=50)
+    grown = quick_grow(train=train, val=val, test_data=val)
+    assert grown.test is not None
+    assert grown.test.accuracy == pytest.approx(grown.validation.accuracy)
+
+
+def test_regression_has_a_default_objective() -> None:
+    x = torch.randn(256, 2, generator=torch.Generator().manual_seed(0))
+    y = x.prod(1, keepdim=True)
+    net = nn.Sequential(nn.Linear(2, 8), nn.ReLU(), nn.Linear(8, 1))
+    grown = quick_grow(model=net, train=(x, y), val=(x, y), slots=["1"], epochs=4)
+    with torch.no_grad():
+        residual = (grown.model(x) - y).square().mean()
+    explained = 100 * (1 - residual / y.var(unbiased=False)).item()
+    assert grown.validation.accuracy == pytest.approx(explained, abs=1e-3)
+
+
+def test_own_loss_metric_optimizer_and_scheduler_are_used() -> None:
+    seen = set()
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.add("loss")
+        return nn.functional.cross_entropy(outputs, targets, label_smoothing=0.1)
+
+    def metric(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.add("metric")
+        return 100.0 * (outputs.argmax(1) == targets).float().mean()
+
+    grown = quick_grow(
+        loss=loss,
+        metric=metric,
+        optimizer=lambda parameters: torch.optim.SGD(parameters, lr=0.05, momentum=0.9),
+        scheduler=lambda optimizer: torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=48),
+    )
+    assert seen == {"loss", "metric"}
+    assert 0.0 <= grown.validation.accuracy <= 100.0
+
+
+def test_what_was_saved_loads_again(tmp_path: Path) -> None:
+    grown = quick_grow()
+    grown.save(tmp_path)
+    history = json.loads((tmp_path / "history.json").read_text())
+    assert len(history["epochs"]) == 6
+    assert history["seeds"][0]["blueprint"] == "mlp"
+    x, _ = rings(7, 3)
+    loaded = esper.load(tmp_path)
+    with torch.no_grad():
+        assert torch.allclose(loaded(x), grown.model.eval()(x), atol=1e-5)
+
+
+def test_ctrl_c_keeps_what_was_grown() -> None:
+    def interrupt(record: object, control: object) -> None:
+        if record.epoch == 3:  # type: ignore[attr-defined]
+            os.kill(os.getpid(), signal.SIGINT)
+
+    grown = quick_grow(epochs=50, on_epoch=interrupt)
+    assert grown.interrupted
+    assert len(grown.history.records) == 4
+    assert grown.parameters > grown.history.host_parameters
+
+
+def test_unfinished_seeds_that_do_not_help_are_taken_out_at_the_end() -> None:
+    never_blends = Rules(training_epochs=1, shadow_benefit=1000.0)
+    grown = quick_grow(rules=never_blends)
+    assert grown.parameters == grown.history.host_parameters
+    assert grown.history.seeds()[0].why_ended == "the run ended first"
+
+
+FIVE_WIDE = (torch.zeros(8, 5), torch.zeros(8, dtype=torch.long))
+
+
+def nan_data() -> tuple[Tensor, Tensor]:
+    x, y = rings(64, 0)
+    x[5, 1] = float("nan")
+    return x, y
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"train": nan_data()}, "train inputs contain NaN"),
+        ({"val": (torch.randn(4, 3), torch.zeros(4, dtype=torch.long))}, "val inputs have shape"),
+        ({"train": FIVE_WIDE, "val": FIVE_WIDE}, "does not accept the example batch"),
+        ({"train": (torch.randn(8, 2), torch.zeros(7, dtype=torch.long))}, "8 inputs but 7 targets"),
+        ({"slots": ["layer9"]}, "matches no module"),
+        ({"budget": 10}, "smaller than the host"),
+        ({"controller": "heuristics"}, "did you mean 'heuristic'"),
+        ({"epochs": 0}, "epochs must be at least 1"),
+        ({"device": "cuda:77"}, "cannot be used here"),
+        ({"train": [("a", "b", "c")], "val": [("a", "b", "c")]}, "pairs"),
+    ],
+)
+def test_bad_input_is_refused_with_the_reason(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=message) as caught:
+        quick_grow(**changes)
+    assert "\n" not in str(caught.value)
+
+
+def test_hopeless_training_says_so() -> None:
+    with pytest.raises(DivergedError, match="learning rate"):
+        quick_grow(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e18))
