@@ -60,6 +60,7 @@ class RolloutBatch:
     value: Tensor
     valid: Tensor
     start: Tensor
+    reward: Tensor
     advantage: Tensor
     returns: Tensor
     state: RecurrentState
@@ -78,6 +79,15 @@ class RolloutBatch:
         flat = self._map(lambda tensor: tensor.flatten(0, 1)[:, None], RecurrentState(nothing, nothing))
         return replace(flat, several_episodes=False)
 
+    def parts(self, size: int | None) -> Iterator[RolloutBatch]:
+        """The rows in their order, `size` at a time; all of them if None."""
+        rows = torch.arange(self.valid.shape[0], device=self.valid.device)
+        if size is None or size >= rows.numel():
+            yield self
+            return
+        for part in torch.split(rows, size):
+            yield self.select(part)
+
     def packing(self) -> Packing | None:
         return Packing.of(self.start & self.valid) if self.several_episodes else None
 
@@ -92,6 +102,7 @@ class RolloutBatch:
             value=f(self.value),
             valid=f(self.valid),
             start=f(self.start),
+            reward=f(self.reward),
             advantage=f(self.advantage),
             returns=f(self.returns),
             state=state,
@@ -175,8 +186,8 @@ class RolloutBuffer:
         for head, shape in heads.items():
             shapes[f"masks.{head}"] = (torch.bool, shape)
             shapes[f"policy.{head}"] = (torch.float32, shape)
-        shapes |= {name: (torch.float32, ()) for name in ("value", "reward", "bootstrap")}
-        shapes |= {name: (torch.bool, ()) for name in ("start", "terminated", "truncated", "valid")}
+        shapes |= dict.fromkeys(("value", "reward", "bootstrap"), (torch.float32, ()))
+        shapes |= dict.fromkeys(("start", "terminated", "truncated", "valid"), (torch.bool, ()))
         device = network.uses.device
         return {n: torch.zeros((self.rows, self.steps, *s), dtype=t, device=device) for n, (t, s) in shapes.items()}
 
@@ -242,6 +253,7 @@ class RolloutBuffer:
             value=kept["value"],
             valid=kept["valid"],
             start=kept["start"],
+            reward=kept["reward"],
             advantage=advantage,
             returns=advantage + kept["value"],
             state=self._state,

@@ -11,6 +11,10 @@ LEAST_ADVANTAGE_STD = 1e-3
 """In reward units (percentage points): below it a rollout's advantages are noise."""
 FIRST_RATIO_TOLERANCE = 1e-5
 """Before the first step of an update rollout and replay must agree to this; see `RolloutMismatchError`."""
+FIRST_VALUE_TOLERANCE = 1e-2
+"""The same for values, in return-stds: looser, because a value of 100 ± 0.01 has few digits left in float32."""
+LEAST_LIVE = 1e-6
+"""A head whose expected live steps in a minibatch are fewer has no entropy to speak of."""
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are cut here before exp: e^20 is far outside any clip range and far inside float32."""
 
@@ -57,8 +61,6 @@ class PPOConfig:
     """Evaluate minibatches in parts of so many rows, adding up gradients: less memory, same result."""
     validate_masks: bool = True
     """Check every mask while acting; costs a device synchronisation a step."""
-    relevance: bool = True
-    """False trains unused heads as if they had taken effect. For the ablation that shows why not."""
     compile: bool = False
     """torch.compile the network (mode "default", graph breaks allowed at the LSTM)."""
 

@@ -90,8 +90,13 @@ class RatioExplosionDiagnostic:
     """|log-probability now − then| over all relevant heads."""
 
     @staticmethod
-    def from_batch(log_ratio: Tensor, relevant: Tensor, action: Tensor) -> RatioExplosionDiagnostic | None:
-        """From [n, T, heads] log-ratios, relevance (and validity) and actions; None if all ratios are sane."""
+    def from_batch(
+        log_ratio: Tensor, relevant: Tensor, action: Tensor, rows: Tensor | None = None
+    ) -> RatioExplosionDiagnostic | None:
+        """From [n, T, heads] log-ratios, relevance (and validity) and actions; None if all ratios are sane.
+
+        `rows` [n] are the rollout's own numbers of the rows, where the batch is a selection of them.
+        """
         ratio = log_ratio.exp()
         wild = relevant & ~((ratio <= RATIO_HIGH) & (ratio >= RATIO_LOW))  # NaN counts as wild
         where = wild.nonzero()
@@ -107,7 +112,7 @@ class RatioExplosionDiagnostic:
             worst_head=heads[0],
             worst_ratio=ratios[0],
             count=where.shape[0],
-            rows=tuple(row.tolist()),
+            rows=tuple((row if rows is None else rows[row]).tolist()),
             steps=tuple(step.tolist()),
             heads=heads,
             ratios=tuple(ratios),
@@ -170,8 +175,8 @@ def one_device(tensors: list[Tensor]) -> torch.device:
     devices = {tensor.device for tensor in tensors}
     if len(devices) != 1:
         raise ValueError(
-            f"parameters lie on several devices ({', '.join(sorted(map(str, devices)))}): one agent lives on one device; "
-            "use several ranks for several GPUs"
+            f"parameters lie on several devices ({', '.join(sorted(map(str, devices)))}): one agent lives on one; use "
+            "several ranks for several GPUs"
         )
     return devices.pop()
 

@@ -19,7 +19,7 @@ from esper.agent.diagnostics import LSTMHealth, RatioExplosionDiagnostic
 HEADS = len(HEAD_NAMES)
 GRADIENT_GROUPS = (*HEAD_NAMES, "value", "trunk")
 SUMS = ("policy_loss", "value_loss", "entropy_bonus", "entropy", "approximate_kl", "weight", "weight_squared")
-HEAD_SUMS = ("entropy", "kl", "clip_fraction", "ratio_mean")
+HEAD_SUMS = ("kl", "clip_fraction", "ratio_mean", "entropy")
 ROLLOUT = (
     "steps",
     "reward_mean",
@@ -39,17 +39,25 @@ class ChunkMetrics:
     sums: Tensor
     """[len(SUMS) + HEADS · len(HEAD_SUMS)], already divided by the whole minibatch's counts."""
     highest: Tensor
-    """[2·HEADS + 1]: per head the highest log-ratio and the highest negative log-ratio, then |value − old value|."""
+    """[2·HEADS + 1]: per head the highest log-ratio and the highest negative log-ratio (both at least 0 if a step is
+    without effect), then the largest |value − old value|."""
+    log_ratio: Tensor
+    """[n, T, heads], for the explosion diagnostic."""
 
     def __add__(self, other: ChunkMetrics) -> ChunkMetrics:
-        return ChunkMetrics(self.sums + other.sums, torch.maximum(self.highest, other.highest))
+        return ChunkMetrics(
+            self.sums + other.sums,
+            torch.maximum(self.highest, other.highest),
+            torch.cat((self.log_ratio, other.log_ratio)),
+        )
 
 
 @dataclass(frozen=True, slots=True)
 class MinibatchMetrics:
-    """Of one minibatch, still on the device."""
+    """Of one minibatch, still on the device; a few dozen numbers each."""
 
-    chunk: ChunkMetrics
+    sums: Tensor
+    highest: Tensor
     gradient_norms: Tensor
     """[len(GRADIENT_GROUPS)] before clipping."""
 
@@ -57,10 +65,19 @@ class MinibatchMetrics:
     def kl(self) -> Tensor:
         """Exact KL of whole decisions: the sum over heads, each already weighed by how often it is used."""
         at = len(SUMS) + HEAD_SUMS.index("kl") * HEADS
-        return self.chunk.sums[at : at + HEADS].sum()
+        return self.sums[at : at + HEADS].sum()
+
+    @property
+    def gradient_norm(self) -> Tensor:
+        return torch.linalg.vector_norm(self.gradient_norms)
+
+    def decision(self) -> Tensor:
+        """What decides about the step: highest log-ratio, highest negative one, value gap, KL, gradient norm."""
+        high, low = self.highest[:HEADS].amax(), self.highest[HEADS : 2 * HEADS].amax()
+        return torch.stack((high, low, self.highest[-1], self.kl, self.gradient_norm))
 
     def vector(self) -> Tensor:
-        return torch.cat((self.chunk.sums, self.chunk.highest, self.gradient_norms))
+        return torch.cat((self.sums, self.highest, self.gradient_norms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +169,16 @@ class UpdateFacts:
     learning_rate: float
     max_grad_norm: float
     seconds: float
-    peak_memory: int
     explosion: RatioExplosionDiagnostic | None
 
 
 def collect(
-    facts: UpdateFacts, rollout: Tensor, live: Tensor, lstm: Tensor | None, minibatches: Sequence[MinibatchMetrics]
+    facts: UpdateFacts,
+    minibatches: Sequence[MinibatchMetrics],
+    rollout: Tensor,
+    live: Tensor,
+    lstm: Tensor | None,
+    peak_memory: int,
 ) -> UpdateMetrics:
     """The aggregate, with one transfer for all of it.
 
@@ -210,7 +231,7 @@ def collect(
         entropy_coefficient=facts.entropy_coefficient,
         learning_rate=facts.learning_rate,
         seconds=facts.seconds,
-        peak_memory=facts.peak_memory,
+        peak_memory=peak_memory,
         heads=heads,
         lstm=health,
         explosion=facts.explosion,
@@ -243,7 +264,7 @@ GLOSSARY = {
     "stopped_by_kl": "1 if the KL of a minibatch exceeded 1.5 × target_kl, tested before its step",
     "policy_loss": "clipped surrogate, per head a mean over the steps where it took effect, summed over heads",
     "value_loss": "Huber (or squared) error of the normalised value, clipped form where configured",
-    "entropy_bonus": "weighted mean over heads of their normalised entropy where live; in [0, 1]; times coefficient in the loss",
+    "entropy_bonus": "weighted mean over heads of their normalised entropy where live, in [0, 1]",
     "entropy": "entropy of whole decisions in nats, exact by the chain rule",
     "kl": "exact KL(rollout policy ‖ current) of whole decisions by the chain rule, mean over minibatches",
     "kl_max": "the same, highest minibatch",

@@ -11,20 +11,31 @@ once left every head of an earlier system without gradient, and this network is 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import reduce
+from math import expm1, isfinite, log
+from operator import add
 from time import perf_counter
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
-from esper.actions import HEAD_NAMES
 from esper.agent.buffer import RolloutBatch, minibatches
-from esper.agent.config import FIRST_RATIO_TOLERANCE, KL_STOP_FACTOR, LOG_RATIO_LIMIT, PPOConfig
-from esper.agent.diagnostics import RATIO_HIGH, RATIO_LOW, RatioExplosionDiagnostic, explained_variance, one_device
+from esper.agent.config import (
+    FIRST_RATIO_TOLERANCE,
+    FIRST_VALUE_TOLERANCE,
+    KL_STOP_FACTOR,
+    LEAST_ADVANTAGE_STD,
+    LEAST_LIVE,
+    LOG_RATIO_LIMIT,
+    PPOConfig,
+)
+from esper.agent.diagnostics import RATIO_HIGH, RATIO_LOW, RatioExplosionDiagnostic, explained_variance
 from esper.agent.distributed import Reducer
-from esper.agent.metrics import GRADIENT_GROUPS, HEADS, ChunkMetrics, MinibatchMetrics, UpdateFacts, UpdateMetrics, collect
-from esper.agent.normalisers import ValueNormaliser
+from esper.agent.gae import normalise
+from esper.agent.metrics import GRADIENT_GROUPS, HEADS, ChunkMetrics, MinibatchMetrics, UpdateFacts
+from esper.agent.normalisers import ValueNormaliser, moments, over_ranks
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput
 
 Forward = Callable[..., NetworkOutput]
@@ -36,7 +47,7 @@ class RolloutMismatchError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Counts:
-    """Denominators of a minibatch's means, known before its first chunk is evaluated. Averages over ranks."""
+    """Denominators of a minibatch's means, known before its first part is evaluated. Averages over ranks."""
 
     steps: Tensor
     """[] valid steps."""
@@ -44,6 +55,39 @@ class Counts:
     """[heads] valid steps on which the head took effect."""
     live: Tensor
     """[heads] expected valid steps on which the head is used with a choice."""
+
+
+def prepare(
+    batch: RolloutBatch, values: ValueNormaliser, last: nn.Linear, reducer: Reducer
+) -> tuple[RolloutBatch, Tensor]:
+    """Normalise advantages over the rollout of all ranks, and bring values and returns into the critic's units.
+
+    Also gives what the rollout looked like before: [len(metrics.ROLLOUT)].
+    """
+    valid = batch.valid
+    _, mean, variance = over_ranks(*moments(batch.advantage[..., None], valid), reducer)
+    mean, std = mean.float(), variance.sqrt().float()
+    returns = batch.returns[valid]
+    seen = torch.stack(
+        (
+            valid.sum().float(),
+            batch.reward[valid].mean(),
+            returns.mean(),
+            returns.std(correction=0),
+            batch.value[valid].mean(),
+            explained_variance(batch.returns, batch.value, valid),
+            mean.squeeze(),
+            std.squeeze(),
+        )
+    )
+    values.update(batch.returns, valid, last, reducer)
+    ready = replace(
+        batch,
+        advantage=normalise(batch.advantage, valid, mean, std, LEAST_ADVANTAGE_STD),
+        value=values.to_normalised(batch.value),
+        returns=values.to_normalised(batch.returns),
+    )
+    return ready, seen
 
 
 def ppo_update(
@@ -55,46 +99,196 @@ def ppo_update(
     update: int,
     generator: torch.Generator,
     reducer: Reducer,
-    lstm_health: Tensor | None,
-    rollout: Tensor,
-) -> UpdateMetrics:
-    """Learn from one rollout. `batch` has normalised advantages, and values and returns in the critic's units.
-
-    `forward` is the network or its compiled form; norms and names always come from `network` itself.
-    """
+) -> tuple[UpdateFacts, list[MinibatchMetrics]]:
+    """Learn from a prepared rollout. `forward` is the network or its compiled form; names and norms come from
+    `network` itself."""
     began = perf_counter()
     coefficient = config.entropy_coefficient_at(update)
     groups = network.parameters_by_head()
-    parameters = [p for group in GRADIENT_GROUPS for p in groups[group]]
+    parameters = list(network.parameters())
     rows = batch if network.recurrent else batch.single_steps()
     seen: list[MinibatchMetrics] = []
     explosion: RatioExplosionDiagnostic | None = None
-    first_gap, steps_taken, skipped, stopped, epoch = 0.0, 0, 0, False, 0
+    first_gap, steps, skipped, stopped, epoch = 0.0, 0, 0, False, 0
 
     while epoch < config.epochs and not stopped:
         epoch += 1
         for chosen in minibatches(rows.valid.shape[0], config.minibatches, generator):
             minibatch = rows.select(chosen)
-            counts = _counts(minibatch, config, reducer)
+            counts = _count(minibatch, reducer)
             optimizer.zero_grad(set_to_none=True)
-            parts = [_backward(forward, chunk, counts, coefficient, config) for chunk in _chunks(minibatch, config)]
-            metrics = _combine(parts, groups, parameters, reducer)
-            seen.append(metrics)
+            parts = []
+            for part in minibatch.parts(config.chunk_rows):
+                loss, measured = _losses(forward, part, counts, coefficient, config)
+                torch.autograd.backward(loss)
+                parts.append(measured)
+            whole = _over_ranks(parts, parameters, reducer)
+            seen.append(MinibatchMetrics(whole.sums, whole.highest, _gradient_norms(groups)))
 
-            # The only wait for the device: may this step be taken at all?
-            gap, widest, kl, norm = _decision(metrics)
+            # The only wait for the device: may this step be taken?
+            high, low, value_gap, kl, norm = seen[-1].decision().tolist()
             if len(seen) == 1:
-                first_gap = gap
-                _check_first(metrics, gap, minibatch)
-            if widest > RATIO_HIGH or widest < 0.0:
-                explosion = _worse(explosion, forward, minibatch)
-            if not norm < float("inf"):
+                first_gap = _check_first(high, low, value_gap)
+            if not (high <= log(RATIO_HIGH) and low <= -log(RATIO_LOW)):
+                explosion = _worse(explosion, whole.log_ratio, minibatch, chosen)
+            if not isfinite(norm):
                 skipped += 1
                 continue
             if config.target_kl is not None and kl > KL_STOP_FACTOR * config.target_kl:
                 stopped = True
                 break
-            nn.utils.clip_grads_with_norm_(parameters, config.max_grad_norm, metrics.gradient_norms.norm())
+            nn.utils.clip_grads_with_norm_(parameters, config.max_grad_norm, seen[-1].gradient_norm)
             optimizer.step()
-            steps_taken += 1
-    raise NotImplementedError
+            steps += 1
+
+    facts = UpdateFacts(
+        update=update,
+        epochs=epoch,
+        optimizer_steps=steps,
+        skipped=skipped,
+        stopped_by_kl=stopped,
+        first_ratio_gap=first_gap,
+        entropy_coefficient=coefficient,
+        learning_rate=config.learning_rate,
+        max_grad_norm=config.max_grad_norm,
+        seconds=perf_counter() - began,
+        explosion=explosion,
+    )
+    return facts, seen
+
+
+def _losses(
+    forward: Forward, batch: RolloutBatch, counts: Counts, coefficient: float, config: PPOConfig
+) -> tuple[Tensor, ChunkMetrics]:
+    """The loss of some rows as their share of the whole minibatch's loss, so that parts simply add up."""
+    out = forward(batch.observation, batch.masks, batch.state, batch.packing())
+    valid, advantage = batch.valid, batch.advantage[..., None]  # [n, T], [n, T, 1]
+    effective = out.policy.relevant(batch.action) & valid[..., None]  # [n, T, heads]
+
+    # Policy: a ratio per head, clipped per head, on the steps where the head took effect.
+    gap = out.policy.log_prob(batch.action) - batch.log_prob
+    log_ratio = torch.where(effective, gap, torch.zeros_like(gap)).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    ratio = log_ratio.exp()  # [n, T, heads]
+    clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
+    surrogate = torch.minimum(ratio * advantage, clipped * advantage)
+    policy_loss = -(_sum(surrogate, effective) / counts.effective).sum()
+
+    # Value: bounded gradient (Huber), and the worse of moved and clipped prediction.
+    error = _value_error(out.value, batch.returns, config.huber_delta)
+    if config.value_clip is not None:
+        near = batch.value + (out.value - batch.value).clamp(-config.value_clip, config.value_clip)
+        error = torch.maximum(error, _value_error(near, batch.returns, config.huber_delta))
+    value_loss = _sum(error, valid) / counts.steps
+
+    # Entropy: each head where it is live, then the mean over the heads that ever are.
+    live_entropy = _sum(out.policy.live_entropy(batch.policy), valid) / counts.live.clamp(min=LEAST_LIVE)  # [heads]
+    weights = counts.live.new_tensor(config.head_entropy_weights) * (counts.live > LEAST_LIVE)
+    bonus = (live_entropy * weights).sum() / weights.sum().clamp(min=LEAST_LIVE)
+
+    loss = policy_loss + config.value_coefficient * value_loss - coefficient * bonus
+    losses = torch.stack((policy_loss, value_loss, bonus))
+    return loss, _measure(out, batch, effective, log_ratio.detach(), losses, live_entropy, counts, config)
+
+
+@torch.no_grad()
+def _measure(
+    out: NetworkOutput,
+    batch: RolloutBatch,
+    effective: Tensor,
+    log_ratio: Tensor,
+    losses: Tensor,
+    live_entropy: Tensor,
+    counts: Counts,
+    config: PPOConfig,
+) -> ChunkMetrics:
+    """What the minibatch reports, in the order of metrics.SUMS and metrics.HEAD_SUMS."""
+    ratio, joint = log_ratio.exp(), log_ratio.sum(-1)
+    weight = joint.exp()
+    per_step = torch.stack(
+        (out.policy.entropy().sum(-1), (weight - 1.0) - joint, weight, weight.square()), dim=-1
+    )  # [n, T, 4]
+    kl = out.policy.kl_from(batch.policy)
+    outside = ((ratio - 1.0).abs() > config.clip).float()
+    sums = torch.cat(
+        (
+            losses,
+            _sum(per_step, batch.valid) / counts.steps,
+            _sum(kl, batch.valid) / counts.steps,
+            _sum(outside, effective) / counts.effective,
+            _sum(ratio, effective) / counts.effective,
+            live_entropy,
+        )
+    )
+    value_gap = _only(out.value - batch.value, batch.valid).abs().amax()
+    flat = log_ratio.flatten(0, 1)
+    highest = torch.cat((flat.amax(0), (-flat).amax(0), value_gap[None]))
+    return ChunkMetrics(sums, highest, log_ratio)
+
+
+def _only(x: Tensor, where: Tensor) -> Tensor:
+    """x where it counts, 0 elsewhere; not a product, so that a NaN at a step that does not count stays out."""
+    return torch.where(where if where.dim() == x.dim() else where[..., None], x, torch.zeros_like(x))
+
+
+def _sum(x: Tensor, where: Tensor) -> Tensor:
+    """Over rows and steps: [n, T, ...] -> [...]"""
+    return _only(x, where).sum((0, 1))
+
+
+def _value_error(value: Tensor, returns: Tensor, delta: float | None) -> Tensor:
+    if delta is None:
+        return 0.5 * (value - returns).square()
+    return huber_loss(value, returns, reduction="none", delta=delta)
+
+
+def _count(batch: RolloutBatch, reducer: Reducer) -> Counts:
+    """With the average over ranks as denominator, the average of the ranks' gradients is the gradient of the mean."""
+    effective = _sum((batch.policy.relevant(batch.action) & batch.valid[..., None]).float(), batch.valid)
+    live = _sum(batch.policy.live_share(), batch.valid)
+    counts = reducer.mean(torch.cat((batch.valid.sum().float()[None], effective, live)))
+    return Counts(counts[0].clamp(min=1.0), counts[1 : 1 + HEADS].clamp(min=1.0), counts[1 + HEADS :])
+
+
+def _over_ranks(parts: list[ChunkMetrics], parameters: list[nn.Parameter], reducer: Reducer) -> ChunkMetrics:
+    """Parts added up, and metrics and gradients averaged over ranks."""
+    whole = reduce(add, parts)
+    gradients = [p.grad for p in parameters if p.grad is not None]
+    reducer.mean_in_place(gradients)
+    return replace(whole, sums=reducer.mean(whole.sums))
+
+
+def _gradient_norms(groups: dict[str, list[nn.Parameter]]) -> Tensor:
+    """Before clipping, [len(GRADIENT_GROUPS)]; the clipper uses the norm of this vector."""
+    norms = []
+    for name in GRADIENT_GROUPS:
+        gradients = [p.grad for p in groups[name] if p.grad is not None]
+        norms.append(nn.utils.get_total_norm(gradients).float())
+    return torch.stack(norms)
+
+
+def _check_first(high: float, low: float, value_gap: float) -> float:
+    """Before any step nothing may have moved. This one assertion catches lost masks, drifting normalisers, misaligned
+    recurrent states and forgotten train/eval switches."""
+    gap = max(expm1(high), -expm1(-low))
+    if not gap < FIRST_RATIO_TOLERANCE:
+        raise RolloutMismatchError(
+            f"replaying the rollout gives other probabilities than acting did: |ratio − 1| = {gap:.2e} before the "
+            f"first step (limit {FIRST_RATIO_TOLERANCE:.0e}). Masks, normaliser, recurrent state or weights changed."
+        )
+    if not value_gap < FIRST_VALUE_TOLERANCE:
+        raise RolloutMismatchError(
+            f"replaying the rollout gives other values than acting did: they differ by {value_gap:.2e} return-stds "
+            f"before the first step (limit {FIRST_VALUE_TOLERANCE:.0e})."
+        )
+    return gap
+
+
+def _worse(
+    known: RatioExplosionDiagnostic | None, log_ratio: Tensor, batch: RolloutBatch, rows: Tensor
+) -> RatioExplosionDiagnostic | None:
+    """The more extreme of two diagnostics: one is kept, however many minibatches explode."""
+    effective = batch.policy.relevant(batch.action) & batch.valid[..., None]
+    new = RatioExplosionDiagnostic.from_batch(log_ratio, effective, batch.action, rows)
+    if known is None or new is None:
+        return new or known
+    return max(known, new, key=lambda diagnostic: diagnostic.largest_log_gap)

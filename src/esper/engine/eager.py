@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import overload
 
 from esper.actions import Action, Effect
+from esper.engine.governor import Governor, Verdict
 from esper.engine.learner import Learner, TrainReport
 from esper.engine.measure import Evaluation, gather
 from esper.lifecycle import Stage, Transition
@@ -19,45 +21,103 @@ class EpochRecord:
     effect: Effect
     trained: TrainReport
     measured: Evaluation
+    """The network at the end of the epoch; after a rollback, the restored one."""
     transitions: tuple[Transition, ...]
     """Every stage change of the epoch, those of the action included."""
     parameters: int
     """Size of the network that was measured."""
     stages: tuple[Stage, ...]
-    """Of each slot, while the epoch was trained and measured."""
+    """Of each slot, while the epoch was trained."""
+    alphas: tuple[float, ...]
+    verdict: Verdict | None = None
+    """Why the epoch was undone; None for a healthy one."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Begun:
+    """One learner's epoch between its action and its training."""
+
+    epoch: int
+    effect: Effect
+    transitions: tuple[Transition, ...]
+    parameters: int
+    stages: tuple[Stage, ...]
     alphas: tuple[float, ...]
 
 
 class EagerEngine:
-    """Advances all its learners by one epoch at a time."""
+    """Advances its learners by one epoch at a time. A learner that breaks is rolled back; the others do not notice."""
 
-    def __init__(self, learners: Sequence[Learner]) -> None:
+    def __init__(self, learners: Sequence[Learner], governors: Sequence[Governor | None] | None = None) -> None:
+        """`governors`: one per learner, None to leave a learner unwatched; by default every learner has one."""
         self.learners = list(learners)
+        self.governors = [Governor(learner) for learner in learners] if governors is None else list(governors)
+        if len(self.governors) != len(self.learners):
+            raise ValueError(f"{len(self.learners)} learners need as many governors, not {len(self.governors)}")
 
-    def step(self, actions: Sequence[Action]) -> list[EpochRecord]:
-        """Act, train, measure, move on; two device-to-host transfers for all learners together."""
-        begun = [_begin(learner, action) for learner, action in zip(self.learners, actions, strict=True)]
-        trained = gather([learner.train() for learner in self.learners])
-        measured = gather([learner.evaluate() for learner in self.learners])
-        return [
-            _end(learner, effect, first, report, evaluation)
-            for learner, (effect, first), report, evaluation in zip(
-                self.learners, begun, trained, measured, strict=True
-            )
+    @overload
+    def step(self, actions: Sequence[Action]) -> list[EpochRecord]: ...
+
+    @overload
+    def step(self, actions: Sequence[Action], active: Sequence[bool]) -> list[EpochRecord | None]: ...
+
+    def step(
+        self, actions: Sequence[Action], active: Sequence[bool] | None = None
+    ) -> list[EpochRecord] | list[EpochRecord | None]:
+        """Act, train, measure, move on; two device-to-host transfers for all learners together.
+
+        A learner that is not `active` stays as it is, its action is ignored and its record is None.
+        """
+        everyone = [True] * len(self.learners)
+        rows = zip(self.learners, self.governors, actions, everyone if active is None else active, strict=True)
+        chosen = [(learner, governor, action) for learner, governor, action, wanted in rows if wanted]
+        begun = [_begin(*row) for row in chosen]
+        trained = gather([learner.train() for learner, _, _ in chosen])
+        measured = gather([learner.evaluate() for learner, _, _ in chosen])
+        records = [
+            _end(learner, governor, *epoch)
+            for (learner, governor, _), epoch in zip(chosen, zip(begun, trained, measured, strict=True), strict=True)
         ]
+        if active is None:
+            return records
+        remaining = iter(records)
+        return [next(remaining) if wanted else None for wanted in active]
 
 
-def _begin(learner: Learner, action: Action) -> tuple[Effect, list[Transition]]:
+def _begin(learner: Learner, governor: Governor | None, action: Action) -> _Begun:
     effect = learner.apply(action)
-    return effect, learner.begin_epoch()
+    if governor is not None:
+        for transition in effect.transitions:
+            if transition.target is Stage.FOSSILIZED:
+                governor.fossilized(transition.slot)
+    transitions = (*effect.transitions, *learner.begin_epoch())
+    lives = [slot.life for slot in learner.model.slots]
+    stages, alphas = tuple(life.stage for life in lives), tuple(life.alpha for life in lives)
+    return _Begun(learner.epoch, effect, transitions, learner.model.parameter_count, stages, alphas)
 
 
 def _end(
-    learner: Learner, effect: Effect, begun: list[Transition], trained: TrainReport, measured: Evaluation
+    learner: Learner, governor: Governor | None, begun: _Begun, trained: TrainReport, measured: Evaluation
 ) -> EpochRecord:
-    epoch, model = learner.epoch, learner.model
-    size = model.parameter_count
-    stages = tuple(slot.life.stage for slot in model.slots)
-    alphas = tuple(slot.life.alpha for slot in model.slots)
-    ended = learner.end_epoch(trained, measured)
-    return EpochRecord(epoch, effect, trained, measured, (*effect.transitions, *begun, *ended), size, stages, alphas)
+    verdict = None if governor is None else governor.check(trained, measured)
+    parameters = begun.parameters
+    if governor is not None and verdict is not None:
+        ended = governor.roll_back(verdict)
+        measured = gather([learner.evaluate()])[0]  # one more transfer, but only when something broke
+        governor.resume(measured)
+        parameters = learner.model.parameter_count
+    else:
+        ended = learner.end_epoch(trained, measured)
+        if governor is not None:
+            governor.keep(measured)
+    return EpochRecord(
+        epoch=begun.epoch,
+        effect=begun.effect,
+        trained=trained,
+        measured=measured,
+        transitions=(*begun.transitions, *ended),
+        parameters=parameters,
+        stages=begun.stages,
+        alphas=begun.alphas,
+        verdict=verdict,
+    )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ class TrainReport:
     """By slot: root-mean-square gradient of the seed's parameters at the last update."""
     shadow_losses: dict[int, float]
     """By slot: mean loss of the shadow pass of an incubating seed."""
+    finite: bool = True
+    """Every parameter and buffer of host and seeds is a number after the last update."""
 
 
 class Learner:
@@ -105,6 +108,23 @@ class Learner:
         self.epoch += 1
         return transitions
 
+    def abandon_epoch(self, reason: str) -> list[Transition]:
+        """In place of `end_epoch` when training broke: nothing measured counts, and every unfinished seed goes."""
+        transitions = self.abandon_seeds(reason)
+        transitions += self.model.end_epoch(self.epoch)  # resting slots rest on
+        self.epoch += 1
+        return transitions
+
+    def abandon_seeds(self, reason: str) -> list[Transition]:
+        """Remove every seed that is not kept yet, at once."""
+        transitions = [
+            transition
+            for slot in self.model.live
+            for transition in self.model.prune(slot, epoch=self.epoch, reason=reason, at_once=True)
+        ]
+        self._drop_pruned(transitions)
+        return transitions
+
     # -- internals ----------------------------------------------------------------------------------------------
 
     def _gradients(self, incubating: list[Slot]) -> Tensor:
@@ -113,13 +133,17 @@ class Learner:
         args, kwargs = arguments(inputs)
         self.optimizer.zero_grad()
         loss = self.loss(self.model(*args, **kwargs), targets)
-        loss.backward()  # type: ignore[no-untyped-call]
+        if loss.requires_grad:  # not when the whole host is frozen and no seed has joined it yet
+            loss.backward()  # type: ignore[no-untyped-call]
         losses = [loss.detach()]
         for slot in incubating:
             shadow_loss = self.loss(self.model.shadow(slot, *args, **kwargs), targets)
             parameters = self.model.seed_parameters(slot)
-            for parameter, gradient in zip(parameters, torch.autograd.grad(shadow_loss, parameters), strict=True):
-                parameter.grad = gradient
+            if shadow_loss.requires_grad:
+                # A pass may leave the slot out (layer drop); a seed that is never used then shows no gradient.
+                gradients = torch.autograd.grad(shadow_loss, parameters, allow_unused=True)
+                for parameter, gradient in zip(parameters, gradients, strict=True):
+                    parameter.grad = gradient
             losses.append(shadow_loss.detach())
         return torch.stack(losses)
 
@@ -135,15 +159,16 @@ class Learner:
         seeded = [slot.index for slot in self.model.slots if slot.seed is not None]
 
         def read(numbers: list[float]) -> TrainReport:
-            gradients = numbers[len(losses) :]
+            *gradients, finite = numbers[len(losses) :]
             return TrainReport(
                 loss=numbers[0],
                 host_gradient=gradients[0],
                 seed_gradients={i: gradients[1 + i] for i in seeded},
                 shadow_losses={slot.index: numbers[1 + i] for i, slot in enumerate(incubating)},
+                finite=finite == 1.0,
             )
 
-        return Pending(torch.cat([losses, norms]), read)
+        return Pending(torch.cat([losses, norms, _all_finite(self.model)]), read)
 
     def _measured_slots(self) -> list[Slot]:
         live = [slot for slot in self.model.live if slot.life.stage is not Stage.GERMINATED]
@@ -175,3 +200,13 @@ def _norm(parameters: list[Tensor]) -> Tensor:
         return torch.zeros((), device=parameters[0].device)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     return norm
+
+
+def _all_finite(model: GrowingModel) -> Tensor:
+    """[1]: 1 when every weight is finite and no buffer is NaN. It travels with the other numbers: no transfer more."""
+    parameters = [t.detach() for t in model.parameters() if t.is_floating_point() and t.numel() > 0]
+    buffers = [t.detach() for t in model.buffers() if t.is_floating_point() and t.numel() > 0]
+    largest = torch._foreach_norm([*parameters, *buffers], math.inf)
+    # Buffers may hold infinities on purpose, such as attention masks.
+    good = [t.isfinite() for t in largest[: len(parameters)]] + [~t.isnan() for t in largest[len(parameters) :]]
+    return torch.stack(good).all().float().unsqueeze(0)

@@ -24,6 +24,9 @@ Loss = Callable[..., Tensor]
 Score = Callable[..., Tensor]
 """(outputs, targets) → score per example [batch], in percent; higher is better."""
 
+Variant = dict[Slot, Mode]
+"""The network with some slots in another mode."""
+
 _Report = TypeVar("_Report")
 
 
@@ -64,51 +67,68 @@ def evaluate(
     model: GrowingModel, batches: Iterable[Batch], loss: Loss, score: Score, *, contrasts: Sequence[Slot] = ()
 ) -> Pending[Evaluation]:
     """Measure the network, and the slots in `contrasts`: incubating ones by shadow, others by leaving them out."""
-    variants = {slot: Mode.SHADOW if slot.life.alpha == 0.0 else Mode.OFF for slot in contrasts}
+    changes = {slot: Mode.SHADOW if slot.life.alpha == 0.0 else Mode.OFF for slot in contrasts}
+    variants: list[Variant] = [{slot: mode} for slot, mode in changes.items()]
+
+    def numbers_of(losses: Tensor, scores: Tensor) -> Tensor:
+        differences = scores[1:] - scores[0]
+        return torch.cat([losses, scores[:1].sum(1), differences.sum(1), differences.square().sum(1)])
+
+    total, count = summed(model, batches, loss, score, variants, numbers_of)
+
+    def read(numbers: list[float]) -> Evaluation:
+        means, n = [number / count for number in numbers], len(changes)
+        losses, (accuracy, *differences) = means[: 1 + n], means[1 + n : 2 + 2 * n]
+        found: dict[Mode, dict[int, Contrast]] = {Mode.OFF: {}, Mode.SHADOW: {}}
+        for i, (slot, mode) in enumerate(changes.items()):
+            sign = 1.0 if mode is Mode.SHADOW else -1.0  # a contrast is always "with the seed minus without"
+            error = standard_error(differences[i], means[2 + 2 * n + i], count)
+            found[mode][slot.index] = Contrast(sign * differences[i], sign * (losses[0] - losses[1 + i]), error)
+        return Evaluation(losses[0], accuracy, found[Mode.OFF], found[Mode.SHADOW])
+
+    return Pending(total, read)
+
+
+def summed(
+    model: GrowingModel,
+    batches: Iterable[Batch],
+    loss: Loss,
+    score: Score,
+    variants: Sequence[Variant],
+    numbers_of: Callable[[Tensor, Tensor], Tensor],
+) -> tuple[Tensor, int]:
+    """The sum over batches of numbers, and how many examples there were; memory is that of one batch.
+
+    `numbers_of` gets the network as it is and then each variant: the losses summed over the batch [1 + variants], and
+    the scores [1 + variants, batch]; both in double precision.
+    """
+    total: Tensor | None = None
+    count = 0
     training = model.training
     model.eval()
     try:
         # Not inference_mode: replays rely on version counters, which its tensors lack.
         with torch.no_grad(), model.recording():
-            sums, count = _sums(model, batches, loss, score, variants)
+            for inputs, targets in batches:
+                args, kwargs = arguments(inputs)
+                losses, scores = [], []
+                for changes in ({}, *variants):
+                    outputs = model.replay(changes, *args, **kwargs) if changes else model(*args, **kwargs)
+                    losses.append(loss(outputs, targets).double() * len(targets))
+                    scores.append(_scores(score, outputs, targets))
+                numbers = numbers_of(torch.stack(losses), torch.stack(scores))
+                total = numbers if total is None else total + numbers
+                count += len(targets)
     finally:
         model.train(training)
-
-    def read(numbers: list[float]) -> Evaluation:
-        base_loss, base_score = numbers[0] / count, numbers[1] / count
-        found: dict[Mode, dict[int, Contrast]] = {Mode.OFF: {}, Mode.SHADOW: {}}
-        for i, (slot, mode) in enumerate(variants.items()):
-            other_loss, difference, squares = (value / count for value in numbers[2 + 3 * i : 5 + 3 * i])
-            sign = 1.0 if mode is Mode.SHADOW else -1.0  # a contrast is always "with the seed minus without"
-            error = (max(0.0, squares - difference**2) / max(1, count - 1)) ** 0.5
-            found[mode][slot.index] = Contrast(sign * difference, sign * (base_loss - other_loss), error)
-        return Evaluation(base_loss, base_score, found[Mode.OFF], found[Mode.SHADOW])
-
-    return Pending(sums, read)
-
-
-def _sums(
-    model: GrowingModel, batches: Iterable[Batch], loss: Loss, score: Score, variants: dict[Slot, Mode]
-) -> tuple[Tensor, int]:
-    """[loss, score] summed over examples, then per variant [loss, score difference, its square]; and the count."""
-    total: Tensor | None = None
-    count = 0
-    for inputs, targets in batches:
-        args, kwargs = arguments(inputs)
-        outputs = model(*args, **kwargs)
-        base = _scores(score, outputs, targets)
-        size = len(targets)
-        parts = [loss(outputs, targets) * size, base.sum()]
-        for slot, mode in variants.items():
-            outputs = model.replay({slot: mode}, *args, **kwargs)
-            difference = _scores(score, outputs, targets) - base
-            parts += [loss(outputs, targets) * size, difference.sum(), difference.square().sum()]
-        sums = torch.stack([part.double() for part in parts])
-        total = sums if total is None else total + sums
-        count += size
     if total is None:
         raise ValueError("there are no examples to evaluate on")
     return total, count
+
+
+def standard_error(mean: float, mean_square: float, count: int) -> float:
+    """Of the mean of `count` numbers."""
+    return float((max(0.0, mean_square - mean**2) / max(1, count - 1)) ** 0.5)
 
 
 def _scores(score: Score, outputs: object, targets: Tensor) -> Tensor:

@@ -72,6 +72,11 @@ class GrowingOptimizer:
                 del values[index]
         del groups[index]
 
+    def reset(self) -> None:
+        """Forget moments and step counts, and gradients; groups, learning rates and schedules stay."""
+        self.optimizer.state.clear()
+        self.zero_grad()
+
     def zero_grad(self) -> None:
         self.optimizer.zero_grad(set_to_none=True)
 

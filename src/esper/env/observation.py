@@ -136,8 +136,13 @@ SLOT_FIELDS: dict[str, Callable[[Situation, SlotView], float]] = {
 }
 
 
-def encode(situations: Sequence[Situation], slots: int | None = None) -> tuple[Observation, ActionMasks]:
-    """N situations as tensors, padded to `slots` (default: the most that any of them has)."""
+def encode(
+    situations: Sequence[Situation], slots: int | None = None, finished: Sequence[bool] | None = None
+) -> tuple[Observation, ActionMasks]:
+    """N situations as tensors, padded to `slots` (default: the most that any of them has).
+
+    Where an episode is `finished`, nothing but WAIT is possible.
+    """
     width = slots or max(len(s.slots) for s in situations)
     names = blueprint_names()
     number = {name: i for i, name in enumerate(names)}
@@ -160,6 +165,9 @@ def encode(situations: Sequence[Situation], slots: int | None = None) -> tuple[O
                 costs[i, j, number[name]] = squash(cost / s.host_parameters, 20.0)
             growable[i, j, [number[name] for name in v.growable]] = True
             slot_mask[i, :, j] = [v.allows(op) for op in Op]
+    if finished is not None:
+        slot_mask[np.asarray(finished)] = False
+        growable[np.asarray(finished)] = False
     op_mask: NDArray[np.bool_] = np.any(slot_mask, axis=2)
     op_mask[:, Op.WAIT] = True
     blend: NDArray[np.bool_] = np.repeat(np.any(growable, axis=2, keepdims=True), len(BLENDS), 2)

@@ -6,8 +6,9 @@ K blends. Environments with fewer slots are padded; `present` says which are rea
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
+import torch
 from torch import Tensor
 
 
@@ -26,6 +27,9 @@ class Observation:
     present: Tensor
     """[..., S] bool: False for padding."""
 
+    def to(self, device: torch.device) -> Observation:
+        return Observation(*(getattr(self, field.name).to(device) for field in fields(self)))
+
 
 @dataclass(frozen=True, slots=True)
 class ActionMasks:
@@ -39,3 +43,6 @@ class ActionMasks:
     """[..., S, B] bool."""
     blend: Tensor
     """[..., S, K] bool."""
+
+    def to(self, device: torch.device) -> ActionMasks:
+        return ActionMasks(*(getattr(self, field.name).to(device) for field in fields(self)))

@@ -32,7 +32,7 @@ class Recorded:
     def of(cls, output: Any) -> Recorded | None:
         """None when the output is not made of tensors in plain containers, so that nothing can vouch for it."""
         tensors = _tensors_in(output)
-        if tensors is None:
+        if tensors is None or any(tensor.is_inference() for tensor in tensors):  # those have no version counter
             return None
         return cls(output, tensors, tuple(tensor._version for tensor in tensors))
 
@@ -78,28 +78,34 @@ class Recorder:
 
     def _note(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._replaying:
-            self._outputs[module] = Recorded.of(output)
+            # Called again within one pass, unlike in the probe: one answer cannot stand for both.
+            self._outputs[module] = None if module in self._outputs else Recorded.of(output)
 
     @contextmanager
     def up_to(self, slot_module: nn.Module) -> Iterator[None]:
         """Within, every tap that finished no later than `slot_module` answers from memory."""
-        if slot_module not in self._outputs:
+        if not self._outputs:
             raise RuntimeError("replay needs a recorded forward pass")
-        remembered: list[nn.Module] = []
+        # A pass may leave a slot out (layer drop); then nothing is known to come before it.
+        before = self._outputs if slot_module in self._outputs else {}
+        own_forwards: list[tuple[nn.Module, Any]] = []
         self._replaying = True
         try:
-            for module, recorded in self._outputs.items():
+            for module, recorded in before.items():
                 if recorded is not None and recorded.intact:
                     # An instance attribute shadows the class's forward; hooks still run around it.
+                    own_forwards.append((module, vars(module).get("forward")))
                     module.__dict__["forward"] = _constant(recorded.detached())
-                    remembered.append(module)
                 if module is slot_module:
                     break
             yield
         finally:
             self._replaying = False
-            for module in remembered:
-                del module.__dict__["forward"]
+            for module, forward in own_forwards:
+                if forward is None:
+                    del module.__dict__["forward"]
+                else:
+                    module.__dict__["forward"] = forward
 
 
 def find_taps(host: nn.Module, slot_modules: set[nn.Module], calls: Counter[nn.Module]) -> list[nn.Module]:

@@ -261,6 +261,13 @@ class FactoredRecurrentActorCritic(nn.Module):
             _initialise_lstm(self.lstm)
 
     @property
+    def value_output(self) -> nn.Linear:
+        """The critic's last layer, which the value normaliser rescales when its units move."""
+        last = self.value_head[-1]
+        assert isinstance(last, nn.Linear)
+        return last
+
+    @property
     def recurrent(self) -> bool:
         return self.lstm is not None
 

@@ -14,7 +14,7 @@ from esper.tasks.registry import Task, task
 
 
 @task("digits")
-def digits(seed: int, *, widths: Sequence[int] = (6, 6)) -> Task:
+def digits(seed: int, *, widths: Sequence[int] = (8, 8)) -> Task:
     """8 × 8 handwritten digits, dense host."""
     from sklearn.datasets import load_digits  # noqa: PLC0415  (takes a second to import; only this task needs it)
 

@@ -73,7 +73,7 @@ def write_stories(count: int, seed: int) -> str:
 
 
 @task("stories")
-def stories(seed: int, *, context: int = 64, width: int = 32, heads: int = 2, layers: int = 3) -> Task:
+def stories(seed: int, *, context: int = 64, width: int = 16, heads: int = 2, layers: int = 2) -> Task:
     """The next character of stories from a small grammar, transformer host."""
     sizes = {"context": context, "width": width, "heads": heads, "layers": layers}
     source = "the generated text"

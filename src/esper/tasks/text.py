@@ -75,7 +75,7 @@ def language_task(name: str, description: str, text: str, seed: int, source: str
         labels=symbols,
         batch_size=32,
         updates_per_epoch=25,
-        learning_rate=3e-3,
+        learning_rate=5e-3,
         weight_decay=1e-2,
     )
 

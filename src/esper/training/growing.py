@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -13,13 +12,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR, LRScheduler
+from torch.optim.lr_scheduler import LRScheduler
 
 from esper.actions import Action
 from esper.engine.eager import EagerEngine, EpochRecord
+from esper.engine.governor import Governor
 from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, Loss, Score, evaluate, gather
 from esper.engine.optimizer import GrowingOptimizer
+from esper.engine.prepare import task_learner
 from esper.env.situation import observe
 from esper.growth.attach import attach
 from esper.growth.blueprints import Layout
@@ -28,7 +29,7 @@ from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules, Stage, Transition
 from esper.policy.catalogue import make_controller
 from esper.policy.controller import Controller, NoGrowth
-from esper.tasks.feed import Batch, Feed, TensorFeed, chunks
+from esper.tasks.feed import Batch, Feed, chunks
 from esper.tasks.registry import Task
 from esper.training.data import Data, as_feed, default_objective, evaluation_batches
 from esper.training.history import History
@@ -36,6 +37,9 @@ from esper.training.interrupt import interruptible
 
 OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
 """Called after every epoch with what happened to the growing model, and to the control if there is one."""
+
+MOST_ROLLBACKS = 3
+"""Epochs in a row that are undone before a run is given up."""
 
 
 class DivergedError(RuntimeError):
@@ -148,42 +152,6 @@ def grow_task(
     return _run(learners, controller, epochs, task.splits.train.x[:2], test, seed, on_epoch)
 
 
-DECAY = 0.3
-"""Share of a run over which the learning rate falls to zero; before that it is constant, so that late seeds can learn."""
-
-
-def task_learner(
-    task: Task,
-    seed: int,
-    epochs: int,
-    *,
-    budget: int | None = None,
-    max_seeds: int | None = None,
-    rules: Rules | None = None,
-) -> Learner:
-    """A fresh host of the task, ready to train and grow for `epochs`."""
-    with preserved_rng(torch.device("cpu")):
-        torch.default_generator.manual_seed(seed)
-        host = task.make_host().to(task.splits.train.x.device)
-    growing = attach(
-        host, task.slots, task.splits.train.x[:2], rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed
-    )
-    # Fused: one call for all parameters, on CPU too. Per-parameter calls cost more than the arithmetic in small hosts.
-    adam = torch.optim.AdamW(host.parameters(), lr=task.learning_rate, weight_decay=task.weight_decay, fused=True)
-    feed = TensorFeed(
-        task.splits.train,
-        task.splits.val,
-        batch_size=task.batch_size,
-        updates_per_epoch=task.updates_per_epoch,
-        augment=task.augment,
-        seed=seed,
-    )
-    updates = epochs * task.updates_per_epoch
-    falling = LambdaLR(adam, lambda update: min(1.0, (updates - update) / (DECAY * updates)))
-    optimizer = GrowingOptimizer(adam, [falling], warmup_updates=task.updates_per_epoch)
-    return Learner(growing, optimizer, feed, task.loss, task.score, seed=seed)
-
-
 def pick_device(device: str | torch.device) -> torch.device:
     """`auto` is a GPU if there is one."""
     if device == "auto":
@@ -212,7 +180,10 @@ def _run(
     controllers: list[Controller] = [decider, NoGrowth()][: len(learners)]
     for one in controllers:
         one.reset([seed])
-    engine = EagerEngine(learners)
+    untrained = gather([learner.evaluate() for learner in learners])
+    engine = EagerEngine(
+        learners, [Governor(learner, chance=chance) for learner, chance in zip(learners, untrained, strict=True)]
+    )
     records: list[list[EpochRecord]] = [[] for _ in learners]
     with interruptible() as interrupt:
         while len(records[0]) < epochs and not interrupt.requested:
@@ -220,19 +191,21 @@ def _run(
                 one.decide([observe(learner, epochs, past)])[0]
                 for one, learner, past in zip(controllers, learners, records, strict=True)
             ]
-            _step(engine, actions, records)
+            _step(engine, actions, records, min(MOST_ROLLBACKS, epochs))
             if on_epoch is not None:
                 on_epoch(records[0][-1], records[1][-1] if len(records) > 1 else None)
     return _finish(learners, decider.name, records[0], example, test, interrupted=len(records[0]) < epochs)
 
 
-def _step(engine: EagerEngine, actions: list[Action], records: list[list[EpochRecord]]) -> None:
+def _step(engine: EagerEngine, actions: list[Action], records: list[list[EpochRecord]], most_rollbacks: int) -> None:
+    """One epoch. One that breaks is undone and training goes on; when that does not help either, give up."""
     for past, record in zip(records, engine.step(actions), strict=True):
         past.append(record)
-        if not math.isfinite(record.trained.loss):
+        undone = [one for one in past[-most_rollbacks:] if one.verdict is not None]
+        if record.verdict is not None and len(undone) == most_rollbacks:
             raise DivergedError(
-                f"the training loss became {record.trained.loss} in epoch {record.epoch + 1}: "
-                "lower the learning rate, or look for extreme values in the data"
+                f"training broke and was undone {most_rollbacks} times in a row; in epoch {record.epoch + 1}, "
+                f"{record.verdict.message}: lower the learning rate, or look for extreme values in the data"
             )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from esper.engine.eager import EpochRecord
+from esper.engine.governor import Verdict
 from esper.lifecycle import Stage, Transition
 
 FORMAT = 1
@@ -82,12 +84,13 @@ def _record_json(record: EpochRecord) -> dict[str, Any]:
     action = record.effect.action
     return {
         "epoch": record.epoch,
-        "train_loss": record.trained.loss,
-        "val_loss": record.measured.loss,
-        "val_accuracy": record.measured.accuracy,
+        "train_loss": _number(record.trained.loss),
+        "val_loss": _number(record.measured.loss),
+        "val_accuracy": _number(record.measured.accuracy),
         "parameters": record.parameters,
         "action": {"op": action.op.name, "slot": action.slot, "blueprint": action.blueprint, "blend": action.blend},
         "effect": {"changed": record.effect.changed, "message": record.effect.message},
+        "verdict": None if record.verdict is None else _verdict_json(record.verdict),
         "stages": [stage.name for stage in record.stages],
         "alphas": list(record.alphas),
         "contributions": {slot: asdict(contrast) for slot, contrast in record.measured.contributions.items()},
@@ -97,3 +100,17 @@ def _record_json(record: EpochRecord) -> dict[str, Any]:
 
 def _transition_json(transition: Transition) -> dict[str, Any]:
     return {**asdict(transition), "source": transition.source.name, "target": transition.target.name}
+
+
+def _verdict_json(verdict: Verdict) -> dict[str, Any]:
+    return {
+        "kind": verdict.kind.value,
+        "seen": _number(verdict.seen),
+        "limit": _number(verdict.limit),
+        "message": verdict.message,
+    }
+
+
+def _number(value: float) -> float | None:
+    """JSON has no NaN and no infinity."""
+    return value if math.isfinite(value) else None

@@ -1,0 +1,260 @@
+"""The agent: four verbs around a network, a buffer and an optimizer.
+
+    act               decide for all environments (once: value, probabilities and action come from one pass)
+    process_env_step  note what the decision led to
+    compute_returns   close the rollout with the value of where it stopped
+    update            learn from it, forget it
+
+It keeps the recurrent state of the environments it acts for and nothing else about them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.agent.buffer import RolloutBatch, RolloutBuffer, RolloutStep
+from esper.agent.config import ADAM_EPSILON, PPOConfig
+from esper.agent.diagnostics import LSTMHealth, one_device
+from esper.agent.distributed import Reducer, SingleProcess
+from esper.agent.metrics import UpdateMetrics, collect
+from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
+from esper.agent.update import Forward, ppo_update, prepare
+from esper.env.spaces import ActionMasks, Observation
+from esper.policy.distribution import FactoredPolicy, validate_masks
+from esper.policy.network import FactoredRecurrentActorCritic, RecurrentState
+
+
+@dataclass(frozen=True, slots=True)
+class _Decision:
+    """Between `act` and `process_env_step`."""
+
+    seen: Observation
+    raw: Observation
+    masks: ActionMasks
+    policy: FactoredPolicy
+    action: Tensor
+    log_prob: Tensor
+    value: Tensor
+    before: RecurrentState
+    after: RecurrentState
+
+
+class PPOAgent:
+    """PPO for `environments` parallel environments and rollouts of at most `steps` steps."""
+
+    def __init__(
+        self,
+        network: FactoredRecurrentActorCritic,
+        config: PPOConfig,
+        environments: int,
+        steps: int,
+        slots: int,
+        blueprints: int,
+        seed: int = 0,
+        device: torch.device | str = "cpu",
+        observation_normaliser: ObservationNormaliser | None = None,
+        reducer: Reducer | None = None,
+    ) -> None:
+        self.device = torch.device(device)
+        self.network = network.to(self.device)
+        """Always the plain module: for norms, names and state dicts. Only `_forward` may be compiled."""
+        one_device([p.data for p in network.parameters()])
+        self._forward: Forward = network
+        if config.compile:
+            # Graph breaks are expected at the LSTM (Dynamo leaves recurrent modules to the library kernel).
+            self._forward = torch.compile(network, mode="default", fullgraph=False, dynamic=True)
+        self.config = config
+        self.buffer = RolloutBuffer(network, environments, steps, slots, blueprints)
+        self.observation_normaliser = observation_normaliser
+        self.value_normaliser = ValueNormaliser(config.value_momentum, self.device)
+        self.optimizer = make_optimizer(network, config, self.device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.reducer: Reducer = reducer or SingleProcess()
+        self.state = network.initial_state(environments)
+        self.update_count = 0
+        """Calls of `update`; epochs and gradient steps are counted in the metrics."""
+        self._start = torch.ones(environments, dtype=torch.bool, device=self.device)
+        self._decision: _Decision | None = None
+        self._batch: RolloutBatch | None = None
+
+    @torch.inference_mode()
+    def act(self, observation: Observation, masks: ActionMasks) -> Tensor:
+        """A decision for each environment, [N, heads] int64, drawn once and remembered."""
+        if self.buffer.full:
+            raise RuntimeError("the rollout is full: compute_returns() and update() before acting on")
+        if self.config.validate_masks:
+            validate_masks(masks, self.network.uses, self.buffer.length)
+        seen = observation if self.observation_normaliser is None else self.observation_normaliser(observation)
+        out = self._forward(seen, masks, self.state)
+        assert out.state is not None
+        action = out.policy.sample(self.generator)
+        self._decision = _Decision(
+            seen=seen,
+            raw=observation,
+            masks=masks,
+            policy=out.policy,
+            action=action,
+            log_prob=out.policy.log_prob(action),
+            value=self.value_normaliser.to_returns(out.value),
+            before=self.state,
+            after=out.state,
+        )
+        return action
+
+    @torch.inference_mode()
+    def process_env_step(
+        self,
+        reward: Tensor,
+        terminated: Tensor,
+        truncated: Tensor,
+        valid: Tensor | None = None,
+        final_observation: Observation | None = None,
+    ) -> None:
+        """Note what the last decision led to; all [N].
+
+        `final_observation` is the post-action observation of environments that were truncated (other rows are not
+        read): its value, under the state the policy would have had there, stands for the rest of the episode.
+        """
+        decision = self._decision
+        if decision is None:
+            raise RuntimeError("process_env_step() without an act() before it")
+        valid = torch.ones_like(terminated) if valid is None else valid
+        if final_observation is not None:
+            bootstrap = self._value(final_observation, decision.after)
+        elif bool((truncated & valid).any()):
+            raise ValueError("a truncated step needs final_observation: its return goes on from the post-action state")
+        else:
+            bootstrap = torch.zeros_like(decision.value)
+        step = RolloutStep(
+            observation=decision.seen,
+            masks=decision.masks,
+            policy=decision.policy,
+            action=decision.action,
+            log_prob=decision.log_prob,
+            value=decision.value,
+            start=self._start,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated & ~terminated,
+            bootstrap=bootstrap,
+            valid=valid,
+        )
+        self.buffer.add(step, decision.before)
+        if self.observation_normaliser is not None:
+            self.observation_normaliser.gather(decision.raw, valid)
+        self._start = terminated | truncated | ~valid
+        self.state = decision.after.keep(~self._start)
+        self._decision = None
+
+    @torch.inference_mode()
+    def compute_returns(self, observation: Observation) -> None:
+        """Close the rollout; `observation` is the one after its last step (read where no episode ended there)."""
+        last = self._value(observation, self.state)
+        with torch.inference_mode(False):  # what the update differentiates through must be ordinary tensors
+            self._batch = self.buffer.finish(last.clone(), self.config.discount, self.config.gae_decay)
+
+    def update(self) -> UpdateMetrics:
+        """Learn from the rollout and clear it."""
+        if self._batch is None:
+            raise RuntimeError("update() without compute_returns() before it")
+        if self.observation_normaliser is not None:
+            # Before the update, for the next rollout. This rollout's observations are stored as the policy saw them.
+            self.observation_normaliser.commit(self.reducer)
+        if self.device.type == "cuda":
+            torch.cuda.reset_peak_memory_stats(self.device)
+        self.update_count += 1
+        batch, rollout = prepare(self._batch, self.value_normaliser, self.network.value_output, self.reducer)
+        facts, minibatches = ppo_update(
+            self.network,
+            self._forward,
+            self.optimizer,
+            batch,
+            self.config,
+            self.update_count,
+            self.generator,
+            self.reducer,
+        )
+        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
+        live = batch.policy.relevant(batch.action)[batch.valid].float().mean(0)
+        self.optimizer.zero_grad(set_to_none=True)
+        self._batch = None
+        self.buffer.reset()
+        return collect(facts, minibatches, rollout, live, LSTMHealth.measure(self.state), peak)
+
+    def _value(self, observation: Observation, state: RecurrentState) -> Tensor:
+        seen = observation if self.observation_normaliser is None else self.observation_normaliser(observation)
+        return self.value_normaliser.to_returns(self.network.value(seen, state))
+
+    def reset_state(self) -> None:
+        """Start all environments afresh: their next step begins an episode."""
+        self.state = self.network.initial_state(self.buffer.rows)
+        self._start = torch.ones_like(self._start)
+        self._decision = None
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Everything that determines the agent's future, as named tensors. Only between rollouts."""
+        if self.buffer.length or self._decision is not None:
+            raise RuntimeError("the agent can be saved between rollouts only: after update(), before act()")
+        tensors = {f"network/{name}": t for name, t in self.network.state_dict().items()}
+        tensors |= {f"values/{name}": t for name, t in self.value_normaliser.moments.state().items()}
+        if self.observation_normaliser is not None:
+            tensors |= {f"observations/{name}": t for name, t in self.observation_normaliser.state().items()}
+        for index, slots in self.optimizer.state_dict()["state"].items():
+            tensors |= {f"optimizer/{index}/{name}": t for name, t in slots.items()}
+        tensors["recurrent/hidden"], tensors["recurrent/cell"] = self.state.hidden, self.state.cell
+        tensors["start"] = self._start
+        tensors["generator"] = self.generator.get_state()
+        tensors["update_count"] = torch.tensor(self.update_count)
+        return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+    def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
+        """Continue exactly where `state_dict` was taken. The network must have the same configuration."""
+        self.network.load_state_dict(_under("network/", tensors))
+        self.value_normaliser.moments.load(_under("values/", tensors))
+        stored = _under("observations/", tensors)
+        if bool(stored) != (self.observation_normaliser is not None):
+            raise ValueError(
+                f"the saved agent has {'an' if stored else 'no'} observation normaliser, this one has "
+                f"{'none' if stored else 'one'}"
+            )
+        if self.observation_normaliser is not None:
+            self.observation_normaliser.load(stored)
+        saved = self.optimizer.state_dict()
+        slots: dict[int, dict[str, Tensor]] = {}
+        for name, tensor in _under("optimizer/", tensors).items():
+            index, key = name.split("/")
+            slots.setdefault(int(index), {})[key] = tensor
+        self.optimizer.load_state_dict({"state": slots, "param_groups": saved["param_groups"]})
+        if tensors["recurrent/hidden"].shape != self.state.hidden.shape:
+            raise ValueError(
+                f"the saved agent acted for {tensors['recurrent/hidden'].shape[1]} environments, this one for "
+                f"{self.state.hidden.shape[1]}"
+            )
+        self.state = RecurrentState(
+            tensors["recurrent/hidden"].to(self.device), tensors["recurrent/cell"].to(self.device)
+        )
+        self._start = tensors["start"].to(self.device)
+        self.generator.set_state(tensors["generator"].cpu())
+        self.update_count = int(tensors["update_count"])
+        self.buffer.reset()
+        self._decision, self._batch = None, None
+
+
+def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
+
+
+def make_optimizer(
+    network: FactoredRecurrentActorCritic, config: PPOConfig, device: torch.device
+) -> torch.optim.Optimizer:
+    """AdamW whose decay touches the critic only: decaying actor or trunk would pull the policy towards uniform."""
+    critic = network.parameters_by_head()["value"]
+    ours = {id(p) for p in critic}
+    others = [p for p in network.parameters() if id(p) not in ours]
+    groups = [{"params": others, "weight_decay": 0.0}, {"params": critic, "weight_decay": config.weight_decay}]
+    on_gpu = device.type == "cuda"
+    return torch.optim.AdamW(groups, lr=config.learning_rate, eps=ADAM_EPSILON, fused=on_gpu, foreach=not on_gpu)

@@ -1,0 +1,223 @@
+"""The governor: notices when a learner has broken, and takes it back to where it was healthy.
+
+One per learner. After every epoch it looks at numbers that were gathered anyway; it never decides what to grow. Its
+snapshot is one copy, in CPU memory, of what is there for good: the host and its fossilized seeds (R109, R146).
+
+A healthy epoch:  check -> None, then keep (remember the level, refresh the snapshot).
+A broken epoch:   check -> Verdict, then roll_back, and resume once the restored network has been measured.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from dataclasses import dataclass
+from enum import StrEnum
+from statistics import median
+
+import torch
+from torch import Tensor, nn
+
+from esper.engine.learner import Learner, TrainReport
+from esper.engine.measure import Evaluation
+from esper.growth.model import GrowingModel
+from esper.lifecycle import Stage, Transition
+
+
+class Fault(StrEnum):
+    """How training can break."""
+
+    NON_FINITE = "non-finite"
+    """A loss or a weight is NaN or infinite."""
+    RETURN_TO_CHANCE = "return to chance"
+    """The network had learnt, and has lost it all: dead units, a saturated layer."""
+    DIVERGENCE = "divergence"
+    """The validation loss is far above its recent level."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """Why an epoch was undone."""
+
+    kind: Fault
+    seen: float
+    """The validation loss; for a non-finite training loss, that."""
+    limit: float
+    """The validation loss from which on this is a fault; infinity for what is not finite."""
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class GovernorSettings:
+    """When an epoch counts as broken. Measured: see the false alarms in `docs/governor.md`."""
+
+    window: int = 10
+    """Healthy epochs that make up the recent level."""
+    divergence_factor: float = 3.0
+    """A diverged loss is over this many times the recent median, …"""
+    divergence_spread: float = 6.0
+    """… and over the median by this many robust standard deviations (1.48 times the median deviation), …"""
+    divergence_start: float = 1.5
+    """… and over this many times the loss at the start: worse than knowing nothing."""
+    learnt_points: float = 20.0
+    """A network has learnt when its recent median score is this many points above chance …"""
+    learnt_loss: float = 0.25
+    """… and its recent median loss lies below that of chance by this share."""
+    lost_share: float = 0.9
+    """It is back at chance when it has lost this share of both gains."""
+
+    def __post_init__(self) -> None:
+        if self.window < 1:
+            raise ValueError(f"window must be at least 1, not {self.window}")
+        if self.divergence_factor <= 1.0 or not 0.0 < self.lost_share <= 1.0:
+            raise ValueError("divergence_factor must be over 1, and lost_share in (0, 1]")
+
+
+class Governor:
+    """Watches one learner and can take it back."""
+
+    def __init__(
+        self, learner: Learner, settings: GovernorSettings | None = None, *, chance: Evaluation | None = None
+    ) -> None:
+        """`chance` is what an untrained network scores; without it the first evaluation stands for it."""
+        self.settings = settings or GovernorSettings()
+        self.chance = chance
+        self._learner = learner
+        self._losses: deque[float] = deque(maxlen=self.settings.window)
+        self._scores: deque[float] = deque(maxlen=self.settings.window)
+        self._snapshot = Snapshot(learner.model)
+
+    # -- judging ------------------------------------------------------------------------------------------------
+
+    def check(self, trained: TrainReport, measured: Evaluation) -> Verdict | None:
+        """None when all is well."""
+        if not math.isfinite(trained.loss):
+            return _non_finite(trained.loss, f"the training loss became {trained.loss}")
+        if not math.isfinite(measured.loss):
+            return _non_finite(measured.loss, f"the validation loss became {measured.loss}")
+        if not trained.finite:
+            return _non_finite(measured.loss, "a weight or a running statistic is no longer finite")
+        return self._back_at_chance(measured) or self._diverged(measured)
+
+    def _diverged(self, measured: Evaluation) -> Verdict | None:
+        # Only the validation loss: it is measured after the last update, so whatever broke in the epoch shows in it, and
+        # one extreme minibatch that did no harm does not.
+        if not self._losses or self.chance is None:
+            return None
+        s, level, start = self.settings, median(self._losses), self.chance.loss
+        spread = 1.4826 * median(abs(loss - level) for loss in self._losses)
+        # Distances instead of products, for losses that may be negative.
+        margin = max((s.divergence_factor - 1.0) * abs(level), s.divergence_spread * spread)
+        limit = max(level + margin, start + (s.divergence_start - 1.0) * abs(start))
+        if measured.loss <= limit:
+            return None
+        message = f"the validation loss jumped from about {level:.3g} to {measured.loss:.3g} (limit {limit:.3g})"
+        return Verdict(Fault.DIVERGENCE, measured.loss, limit, message)
+
+    def _back_at_chance(self, measured: Evaluation) -> Verdict | None:
+        if not self._losses or self.chance is None:
+            return None
+        s, chance = self.settings, self.chance
+        score, loss = median(self._scores), median(self._losses)
+        points, saved = score - chance.accuracy, chance.loss - loss
+        limit = loss + s.lost_share * saved
+        learnt = points >= s.learnt_points and saved >= s.learnt_loss * abs(chance.loss)
+        lost = score - measured.accuracy >= s.lost_share * points and measured.loss >= limit
+        if not (learnt and lost):
+            return None
+        message = (
+            f"the network forgot what it had learnt: validation accuracy fell from about {score:.1f} % to "
+            f"{measured.accuracy:.1f} % (chance {chance.accuracy:.1f} %)"
+        )
+        return Verdict(Fault.RETURN_TO_CHANCE, measured.loss, limit, message)
+
+    # -- remembering and restoring --------------------------------------------------------------------------------
+
+    def keep(self, measured: Evaluation) -> None:
+        """The epoch was healthy: its level is the new normal, and this is the state to come back to."""
+        self._note(measured)
+        self._snapshot.take()
+
+    def fossilized(self, slot: str) -> None:
+        """A seed became permanent between two epochs, so it must be in the snapshot before anything can break."""
+        self._snapshot.include(slot)
+
+    def roll_back(self, verdict: Verdict) -> list[Transition]:
+        """Undo the epoch: unfinished seeds go, the rest is as it was, the optimizer starts afresh.
+
+        The data stream and the random numbers go on: with the same minibatches it could only break again.
+        """
+        transitions = self._learner.abandon_epoch(f"governor: {verdict.message}")
+        self._snapshot.restore()
+        self._learner.optimizer.reset()
+        return transitions
+
+    def resume(self, restored: Evaluation) -> None:
+        """Judge what comes by the restored network: without its unfinished seeds its level may be another."""
+        self._losses.clear()
+        self._scores.clear()
+        if math.isfinite(restored.loss):
+            self._note(restored)
+
+    def _note(self, measured: Evaluation) -> None:
+        if self.chance is None:
+            self.chance = measured
+        self._losses.append(measured.loss)
+        self._scores.append(measured.accuracy)
+
+    @property
+    def snapshot_bytes(self) -> int:
+        return self._snapshot.bytes
+
+
+class Snapshot:
+    """One copy of a growing model's permanent tensors, in CPU memory that is allocated once and written over."""
+
+    def __init__(self, model: GrowingModel) -> None:
+        self._model = model
+        self._copies: dict[str, Tensor] = {}
+        self.take()
+
+    def take(self) -> None:
+        self._copy(permanent_tensors(self._model))
+
+    def include(self, slot: str) -> None:
+        """Take the seed of a slot in and leave the rest: it was taken when it was known to be healthy."""
+        index = next(one.index for one in self._model.slots if one.path == slot)
+        prefix = f"seeds.{index}."
+        self._copy({name: t for name, t in permanent_tensors(self._model).items() if name.startswith(prefix)})
+
+    def restore(self) -> None:
+        """Write into the model's own tensors: parameters stay the objects that the optimizer knows."""
+        with torch.no_grad():
+            for name, tensor in permanent_tensors(self._model).items():
+                if name not in self._copies and not isinstance(tensor, nn.Parameter):
+                    continue  # a buffer that the host made in the broken epoch: there is nothing to go back to
+                saved = self._copies[name]
+                if tensor.shape != saved.shape:  # a buffer that the host replaced
+                    tensor.resize_(saved.shape)
+                tensor.copy_(saved)
+
+    @property
+    def bytes(self) -> int:
+        return sum(copy.numel() * copy.element_size() for copy in self._copies.values())
+
+    def _copy(self, tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            saved = self._copies.get(name)
+            if saved is None or saved.shape != tensor.shape or saved.dtype != tensor.dtype:
+                # Pinned, so that copies from a GPU do not wait for it; the stream keeps them in order.
+                saved = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
+                self._copies[name] = saved
+            saved.copy_(tensor.detach(), non_blocking=True)
+
+
+def permanent_tensors(model: GrowingModel) -> dict[str, Tensor]:
+    """Parameters and buffers, by name, of the host and of the fossilized seeds; tied ones once."""
+    passing = tuple(f"seeds.{slot.index}." for slot in model.slots if slot.life.stage is not Stage.FOSSILIZED)
+    tensors = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    return {name: tensor for name, tensor in tensors.items() if not name.startswith(passing)}
+
+
+def _non_finite(seen: float, message: str) -> Verdict:
+    return Verdict(Fault.NON_FINITE, seen, math.inf, message)

@@ -1,0 +1,49 @@
+"""A learner from a task: host, slots, optimizer, minibatches."""
+
+from __future__ import annotations
+
+import torch
+from torch.optim.lr_scheduler import LambdaLR
+
+from esper.engine.learner import Learner
+from esper.engine.optimizer import GrowingOptimizer
+from esper.growth.attach import attach
+from esper.growth.slot import preserved_rng
+from esper.lifecycle import Rules
+from esper.tasks.feed import TensorFeed
+from esper.tasks.registry import Task
+
+DECAY = 0.3
+"""Share of a run over which the learning rate falls to zero; before that it is constant, so that late seeds learn."""
+
+
+def task_learner(
+    task: Task,
+    seed: int,
+    epochs: int,
+    *,
+    budget: int | None = None,
+    max_seeds: int | None = None,
+    rules: Rules | None = None,
+) -> Learner:
+    """A fresh host of the task, ready to train and grow for `epochs`."""
+    with preserved_rng(torch.device("cpu")):
+        torch.default_generator.manual_seed(seed)
+        host = task.make_host().to(task.splits.train.x.device)
+    growing = attach(
+        host, task.slots, task.splits.train.x[:2], rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed
+    )
+    # Fused: one call for all parameters, on CPU too. Per-parameter calls cost more than the arithmetic in small hosts.
+    adam = torch.optim.AdamW(host.parameters(), lr=task.learning_rate, weight_decay=task.weight_decay, fused=True)
+    feed = TensorFeed(
+        task.splits.train,
+        task.splits.val,
+        batch_size=task.batch_size,
+        updates_per_epoch=task.updates_per_epoch,
+        augment=task.augment,
+        seed=seed,
+    )
+    updates = epochs * task.updates_per_epoch
+    falling = LambdaLR(adam, lambda update: min(1.0, (updates - update) / (DECAY * updates)))
+    optimizer = GrowingOptimizer(adam, [falling], warmup_updates=task.updates_per_epoch)
+    return Learner(growing, optimizer, feed, task.loss, task.score, seed=seed)

@@ -1,0 +1,200 @@
+"""GrowthEnv: N growing networks as one vectorised decision process.
+
+One step is one epoch of every network: a fixed number of updates, whatever N is. An episode is one whole training of a
+network; it *terminates* at its horizon, or when the governor ends it. What one environment draws, measures and earns
+depends on nothing outside of it, so N and the neighbours change no number.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from esper.actions import WAIT, Action
+from esper.engine.eager import EagerEngine, EpochRecord
+from esper.engine.learner import Learner
+from esper.engine.measure import Evaluation, evaluate, gather
+from esper.engine.prepare import task_learner
+from esper.env.observation import decode, encode
+from esper.env.reward.config import RewardConfig
+from esper.env.reward.level import LossScale
+from esper.env.reward.model import RewardModel, RewardStep
+from esper.env.situation import Situation, observe
+from esper.env.spaces import ActionMasks, Observation
+from esper.lifecycle import Rules
+from esper.tasks.family import Draw, Family
+from esper.tasks.feed import chunks
+
+
+@dataclass(frozen=True, slots=True)
+class StepInfo:
+    """One environment's step, for people and logs."""
+
+    record: EpochRecord
+    reward: RewardStep
+
+
+@dataclass(frozen=True, slots=True)
+class EnvStep:
+    """What a step gave. `acted` is False for environments whose episode was over before it: ignore their rows."""
+
+    observation: Observation
+    masks: ActionMasks
+    reward: Tensor  # [N] float32
+    terminated: Tensor  # [N] bool: this step ended the episode
+    acted: Tensor  # [N] bool
+    infos: tuple[StepInfo | None, ...]
+
+
+@dataclass(slots=True)
+class _Episode:
+    """One environment's running episode."""
+
+    draw: Draw
+    learner: Learner
+    reward: RewardModel
+    records: list[EpochRecord]
+    situation: Situation
+    over: bool = False
+
+
+class GrowthEnv:
+    """A batch of episodes. `reset` draws problems by number, `step` advances all of them by one epoch."""
+
+    def __init__(
+        self,
+        family: Family,
+        size: int,
+        *,
+        reward: RewardConfig | None = None,
+        rules: Rules | None = None,
+        held_out: bool = False,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        if size < 1:
+            raise ValueError(f"an environment needs at least one network, not {size}")
+        self.family = family
+        self.size = size
+        self.reward = reward or RewardConfig()
+        self.rules = rules or Rules()
+        self.held_out = held_out
+        self.device = torch.device(device)
+        self.seconds: defaultdict[str, float] = defaultdict(float)
+        """Wall time by phase, since construction."""
+        self._episodes: list[_Episode] = []
+
+    # -- the process ---------------------------------------------------------------------------------------------------
+
+    def reset(self, numbers: Sequence[int]) -> tuple[Observation, ActionMasks]:
+        """Begin new episodes, one per number; the same number is the same problem, data, host and minibatches."""
+        if len(numbers) != self.size:
+            raise ValueError(f"this environment has {self.size} networks; reset was given {len(numbers)} numbers")
+        with self._phase("reset"):
+            self._episodes = [self._begin(number) for number in numbers]
+            self._engine = EagerEngine([episode.learner for episode in self._episodes])
+        return self._view()
+
+    def step(self, actions: Tensor | Sequence[Action]) -> EnvStep:
+        """One epoch for every network whose episode goes on, after its action: a tensor [N, heads] or records."""
+        if not self._episodes:
+            raise RuntimeError("call reset before step")
+        chosen = decode(actions) if isinstance(actions, Tensor) else list(actions)
+        active = [not episode.over for episode in self._episodes]
+        with self._phase("engine"):
+            records = self._engine.step([a if on else WAIT for a, on in zip(chosen, active, strict=True)], active)
+        infos: list[StepInfo | None] = []
+        for episode, record in zip(self._episodes, records, strict=True):
+            infos.append(None if record is None else self._advance(episode, record))
+        observation, masks = self._view()
+        return EnvStep(
+            observation,
+            masks,
+            torch.tensor([0.0 if info is None else info.reward.total for info in infos], device=self.device),
+            torch.tensor([on and e.over for on, e in zip(active, self._episodes, strict=True)], device=self.device),
+            torch.tensor(active, device=self.device),
+            tuple(infos),
+        )
+
+    @property
+    def situations(self) -> list[Situation]:
+        """What a rule-based controller reads."""
+        return [episode.situation for episode in self._episodes]
+
+    @property
+    def draws(self) -> list[Draw]:
+        return [episode.draw for episode in self._episodes]
+
+    @property
+    def learners(self) -> list[Learner]:
+        return [episode.learner for episode in self._episodes]
+
+    @property
+    def over(self) -> bool:
+        return all(episode.over for episode in self._episodes)
+
+    def evaluate_test(self) -> list[Evaluation]:
+        """The networks on their test sets. For judging only: nothing that learns may look at it."""
+        return gather(
+            [
+                evaluate(e.learner.model, chunks(e.draw.task.splits.test), e.learner.loss, e.learner.score)
+                for e in self._episodes
+            ]
+        )
+
+    # -- internals -----------------------------------------------------------------------------------------------------
+
+    def _begin(self, number: int) -> _Episode:
+        draw = self.family.draw(number, held_out=self.held_out)
+        task = draw.task.to(self.device)
+        draw = replace(draw, task=task)
+        learner = task_learner(
+            task, draw.seed, draw.horizon, budget=draw.budget, max_seeds=draw.max_seeds, rules=self.rules
+        )
+        reward = RewardModel(self.reward)
+        reward.reset(learner.model.host_parameters, LossScale.for_classes(len(task.labels)))
+        records: list[EpochRecord] = []
+        return _Episode(draw, learner, reward, records, observe(learner, draw.horizon, records))
+
+    def _advance(self, episode: _Episode, record: EpochRecord) -> StepInfo:
+        """Note the epoch, end the episode if it is time, and reward the step."""
+        before, learner = episode.situation, episode.learner
+        broken = record.verdict is not None
+        episode.over = broken or learner.epoch >= episode.draw.horizon
+        kept = self._settle(learner) if episode.over else None
+        episode.records.append(record)
+        with self._phase("observe"):
+            after = observe(learner, episode.draw.horizon, tuple(episode.records))
+        with self._phase("reward"):
+            reward = episode.reward.step(
+                before,
+                record,
+                after,
+                terminal=episode.over,
+                governor_penalty=self.reward.governor_penalty if broken else 0.0,
+                kept=kept,
+            )
+        episode.situation = after
+        return StepInfo(record, reward)
+
+    def _settle(self, learner: Learner) -> Evaluation:
+        """The episode is over: unfinished seeds are not part of the result, which is measured without them."""
+        with self._phase("engine"):
+            learner.abandon_seeds("the episode ended first")
+            return gather([learner.evaluate()])[0]
+
+    def _view(self) -> tuple[Observation, ActionMasks]:
+        with self._phase("observe"):
+            observation, masks = encode(self.situations, finished=[episode.over for episode in self._episodes])
+            return observation.to(self.device), masks.to(self.device)
+
+    @contextmanager
+    def _phase(self, name: str) -> Iterator[None]:
+        started = time.perf_counter()
+        yield
+        self.seconds[name] += time.perf_counter() - started

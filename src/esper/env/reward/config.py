@@ -1,0 +1,100 @@
+"""The settings of the reward. All amounts are validation percentage points, the unit of the objective."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from esper.actions import Op
+
+Mode = Literal["shaped", "simplified", "sparse", "minimal"]
+Family = Literal["contribution", "loss"]
+
+RENT_RATE = 5.0
+"""Points that one more host-size of parameters must earn."""
+PROXY_CONFIDENCE = 0.3
+"""What a shadow benefit is worth beside a measured contribution: a promise, nothing depends on it yet (R122)."""
+
+
+@dataclass(frozen=True, slots=True)
+class RewardConfig:
+    """What is paid for. A cost of 0 turns that cost off; no setting can turn a cost into an income."""
+
+    mode: Mode = "shaped"
+    """How much is said before the end: shaped and simplified after every epoch, minimal and sparse at the end."""
+    family: Family = "contribution"
+    """What the shaping looks at: validation accuracy and measured contributions, or validation loss."""
+    gamma: float = 0.995
+    """The agent's own discount; `check_gamma` compares the two."""
+    rent_rate: float = RENT_RATE
+    """Points per extra host-size of kept parameters."""
+    scale: float = 1.0
+    """Multiplies every term, after clamping."""
+    progress_weight: float = 1.0
+    """Shaping: points that a seed's way through its life is worth at most."""
+    contribution_weight: float = 0.5
+    """Shaping: share of a measured contribution that is believed before the seed is kept."""
+    attribution_steepness: float = 0.5
+    """Shaping: disbelief per point that the network has lost since the seed was planted; 0 believes all."""
+    legitimacy_epochs: int = 3
+    """Shaping: epochs of holding that make a fossilized seed count in full; 0 counts every one in full."""
+    action_cost: float = 0.05
+    """Of every action that had an effect; WAIT is free."""
+    prune_cost: float = 0.1
+    """Of removing a seed that was worth its rent; up to three times this for one that was worth a lot."""
+    indecision_cost: float = 0.05
+    """Per epoch in which a seed is held without being kept or removed, after a grace period, up to a cap."""
+    ratio_cost: float = 0.3
+    """Most that a seed pays in its life for claiming far more than the network improved."""
+    ratio_threshold: float = 1.0
+    """Improvements below this count as this when a claim is compared with them."""
+    governor_penalty: float = 10.0
+    """What the environment charges when the governor ends an episode."""
+
+    def __post_init__(self) -> None:
+        for name, options in (("mode", get_args(Mode)), ("family", get_args(Family))):
+            if getattr(self, name) not in options:
+                raise ValueError(f"reward {name} must be one of {', '.join(options)}, not {getattr(self, name)!r}")
+        for name in ("gamma", "contribution_weight"):
+            if not 0.0 <= getattr(self, name) <= 1.0:
+                raise ValueError(f"reward {name} must lie in [0, 1], not {getattr(self, name)}")
+        if not (math.isfinite(self.scale) and self.scale > 0.0):
+            raise ValueError(f"reward scale must be positive, not {self.scale}")
+        for name in _NOT_NEGATIVE:
+            value = getattr(self, name)
+            if not (math.isfinite(value) and value >= 0):
+                raise ValueError(f"reward {name} must be a number of at least 0 (0 turns it off), not {value}")
+
+    @property
+    def proxy_weight(self) -> float:
+        """Share of a shadow benefit that is believed; derived, so that the two cannot drift apart (R122)."""
+        return self.contribution_weight * PROXY_CONFIDENCE
+
+    @property
+    def action_costs(self) -> Mapping[Op, float]:
+        """The one source of what interventions cost (R125)."""
+        return {op: 0.0 if op is Op.WAIT else self.action_cost for op in Op}
+
+
+_NOT_NEGATIVE = (
+    "rent_rate",
+    "progress_weight",
+    "attribution_steepness",
+    "legitimacy_epochs",
+    "action_cost",
+    "prune_cost",
+    "indecision_cost",
+    "ratio_cost",
+    "governor_penalty",
+)
+
+
+def check_gamma(config: RewardConfig, agent_gamma: float) -> None:
+    """Shaping leaves the best policy alone only under the agent's own discount; call this before training (R103)."""
+    if config.gamma != agent_gamma:
+        raise ValueError(
+            f"the reward shapes with gamma {config.gamma} but the agent discounts with {agent_gamma}: "
+            "set both to the same value, or the shaping changes what is optimal"
+        )

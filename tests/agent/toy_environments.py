@@ -1,0 +1,293 @@
+"""Tiny vectorised environments, each testing one ability, and the loop that trains an agent on them.
+
+They speak the agent's own language (Observation, ActionMasks) with a plain vector in `overall`. A finished environment
+restarts at once; `Step.final` is the observation before the restart.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.agent.actor import Actor
+from esper.agent.config import PPOConfig
+from esper.agent.metrics import UpdateMetrics
+from esper.agent.ppo import PPOAgent
+from esper.env.spaces import ActionMasks, Observation
+from esper.policy.distribution import GROWTH_ACTIONS, ActionSpace
+from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
+
+
+def vector_observation(features: Tensor, blueprints: int = 1) -> Observation:
+    """[..., G] as an observation without slots."""
+    lead = features.shape[:-1]
+    return Observation(
+        overall=features,
+        slots=features.new_zeros((*lead, 0, 0)),
+        blueprints=torch.zeros((*lead, 0), dtype=torch.int64),
+        costs=features.new_zeros((*lead, 0, blueprints)),
+        present=torch.zeros((*lead, 0), dtype=torch.bool),
+    )
+
+
+def open_masks(lead: tuple[int, ...], ops: int, slots: int = 1, blueprints: int = 1, blends: int = 1) -> ActionMasks:
+    """Everything is legal."""
+    return ActionMasks(
+        op=torch.ones((*lead, ops), dtype=torch.bool),
+        slot=torch.ones((*lead, ops, slots), dtype=torch.bool),
+        blueprint=torch.ones((*lead, slots, blueprints), dtype=torch.bool),
+        blend=torch.ones((*lead, slots, blends), dtype=torch.bool),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    observation: Observation
+    masks: ActionMasks
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    final: Observation
+
+
+class ToyEnvironment:
+    """Counts steps and returns; subclasses say what is seen, legal, paid and over."""
+
+    space = ActionSpace.uniform(2, ("op",))
+    features = 1
+    slots, blueprints, blends = 1, 1, 1
+
+    def __init__(self, environments: int, seed: int = 0) -> None:
+        self.environments = environments
+        self.generator = torch.Generator().manual_seed(seed)
+        self.time = torch.zeros(environments, dtype=torch.int64)
+        self.finished: list[float] = []
+        self._return = torch.zeros(environments)
+
+    def network_config(self, **changes: object) -> NetworkConfig:
+        settings: dict[str, object] = {
+            "overall_features": self.features,
+            "encoder": "vector",
+            "space": self.space,
+            "slots": self.slots,
+            "blueprints": self.blueprints,
+            "blends": self.blends,
+            "hidden": 64,
+        }
+        return NetworkConfig(**{**settings, **changes})  # type: ignore[arg-type]
+
+    def reset(self) -> tuple[Observation, ActionMasks]:
+        self._restart(torch.ones(self.environments, dtype=torch.bool))
+        return self._observe(), self._masks()
+
+    def step(self, action: Tensor) -> Step:
+        reward, terminated, truncated = self._apply(action)
+        self.time += 1
+        self._return += reward
+        done = terminated | truncated
+        final = self._observe()
+        self.finished += self._return[done].tolist()
+        self._return[done] = 0.0
+        self.time[done] = 0
+        if bool(done.any()):
+            self._restart(done)
+        return Step(self._observe(), self._masks(), reward, terminated, truncated, final)
+
+    def _masks(self) -> ActionMasks:
+        return open_masks((self.environments,), self.space.ops, self.slots, self.blueprints, self.blends)
+
+    def _restart(self, which: Tensor) -> None: ...
+    def _observe(self) -> Observation: ...
+    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+
+
+class MaskedMultiDiscrete(ToyEnvironment):
+    """Name four digits of 0..3, shown one-hot, all of them right, 100 times; 6 of the 16 (head, digit) are forbidden.
+
+    The heads are op, slot, blueprint and blend, and every op uses all of them. The right digit is always legal.
+    """
+
+    space = ActionSpace.uniform(4)
+    features = 16
+    slots, blueprints, blends = 4, 4, 4
+    length = 100
+
+    def _draw(self) -> None:
+        shape = (self.environments, 4)
+        self.target = torch.randint(0, 4, shape, generator=self.generator)
+        wrong = torch.rand((self.environments, 16), generator=self.generator)
+        wrong = wrong.view(-1, 4, 4).scatter(-1, self.target[..., None], -1.0)
+        forbidden = wrong.flatten(1).topk(6, dim=1).indices
+        self.legal = torch.ones(self.environments, 16, dtype=torch.bool).scatter(1, forbidden, False).view(-1, 4, 4)
+
+    def _restart(self, which: Tensor) -> None:
+        if bool(which.all()):
+            self._draw()
+
+    def _observe(self) -> Observation:
+        shown = torch.nn.functional.one_hot(self.target, 4).flatten(1).float()
+        return vector_observation(shown, self.blueprints)
+
+    def _masks(self) -> ActionMasks:
+        op, slot, blueprint, blend = self.legal.unbind(1)
+        return ActionMasks(
+            op=op,
+            slot=slot[:, None].expand(-1, 4, -1),
+            blueprint=blueprint[:, None].expand(-1, 4, -1),
+            blend=blend[:, None].expand(-1, 4, -1),
+        )
+
+    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        slot, blueprint, blend, op = action.unbind(-1)
+        right = torch.stack((op, slot, blueprint, blend), -1) == self.target
+        allowed = self.legal.gather(-1, torch.stack((op, slot, blueprint, blend), -1)[..., None]).all()
+        assert bool(allowed), "a forbidden action was taken"
+        self._draw()
+        over = self.time + 1 >= self.length
+        return right.all(-1).float(), over, torch.zeros_like(over)
+
+
+class CueMemory(ToyEnvironment):
+    """One of four cues is shown for two steps; ten steps later it must be named. Chance is 0.25."""
+
+    space = ActionSpace.uniform(4, ("op",))
+    features = 5
+    length = 12
+
+    def _restart(self, which: Tensor) -> None:
+        drawn = torch.randint(0, 4, (self.environments,), generator=self.generator)
+        self.cue = torch.where(which, drawn, self.cue) if bool((self.time > 0).any()) else drawn
+
+    def _observe(self) -> Observation:
+        shown = torch.nn.functional.one_hot(self.cue, 4).float() * (self.time < 2)[:, None]
+        return vector_observation(torch.cat((shown, (self.time == self.length - 1)[:, None].float()), dim=1))
+
+    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        over = self.time + 1 >= self.length
+        right = (action[:, 3] == self.cue) & over
+        return right.float(), over, torch.zeros_like(over)
+
+
+class OpConditional(ToyEnvironment):
+    """Sub-heads matter under one op only. Every fifth context asks for GERMINATE with the slot, blueprint and blend that
+    it shows, and pays a third for each that is right; the others ask for WAIT and pay 1 for it. Five steps."""
+
+    space = GROWTH_ACTIONS
+    slots, blueprints, blends = 4, 6, 3
+    features = 2 + 4 + 6 + 3
+    length = 5
+
+    def _draw(self) -> None:
+        n, g = self.environments, self.generator
+        self.asked = torch.rand(n, generator=g) < 0.2
+        self.wanted = [torch.randint(0, k, (n,), generator=g) for k in (self.slots, self.blueprints, self.blends)]
+
+    def _restart(self, which: Tensor) -> None:
+        self._draw()
+
+    def _observe(self) -> Observation:
+        sizes = (self.slots, self.blueprints, self.blends)
+        one_hot = [torch.nn.functional.one_hot(w, k).float() for w, k in zip(self.wanted, sizes, strict=True)]
+        asked = torch.stack((self.asked, ~self.asked), dim=1).float()
+        return vector_observation(torch.cat((asked, *one_hot), dim=1), self.blueprints)
+
+    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        grown = action[:, 3] == 1
+        right = torch.stack([action[:, h] == self.wanted[h] for h in range(3)]).float().mean(0)
+        reward = torch.where(self.asked, right * grown, (action[:, 3] == 0).float())
+        self._draw()
+        over = self.time + 1 >= self.length
+        return reward, over, torch.zeros_like(over)
+
+
+class EndlessChain(ToyEnvironment):
+    """Reward 1 for ever, whatever is done; the position on a ring of four is shown. V = 1 / (1 − γ) everywhere."""
+
+    features = 4
+
+    def _restart(self, which: Tensor) -> None:
+        self.position = torch.randint(0, 4, (self.environments,), generator=self.generator)
+
+    def _observe(self) -> Observation:
+        return vector_observation(torch.nn.functional.one_hot(self.position, 4).float())
+
+    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        self.position = (self.position + 1 + action[:, 3]) % 4
+        never = torch.zeros(self.environments, dtype=torch.bool)
+        return torch.ones(self.environments), never, never
+
+
+class CartPoleWithoutVelocities(ToyEnvironment):
+    """The classic cart-pole (same equations and limits as Gymnasium's v1), of which only positions are shown."""
+
+    features = 2
+    length = 500
+    track, tilt = 2.4, 12 * 2 * torch.pi / 360
+
+    def _restart(self, which: Tensor) -> None:
+        fresh = torch.rand((self.environments, 4), generator=self.generator) * 0.1 - 0.05
+        self.body = fresh if bool(which.all()) else torch.where(which[:, None], fresh, self.body)
+
+    def _observe(self) -> Observation:
+        return vector_observation(torch.stack((self.body[:, 0] / self.track, self.body[:, 2] / self.tilt), dim=1))
+
+    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        x, speed, angle, turn = self.body.unbind(1)
+        force = torch.where(action[:, 3] == 1, 10.0, -10.0)
+        cos, sin = angle.cos(), angle.sin()
+        pull = (force + 0.05 * turn**2 * sin) / 1.1
+        turning = (9.8 * sin - cos * pull) / (0.5 * (4.0 / 3.0 - 0.1 * cos**2 / 1.1))
+        speeding = pull - 0.05 * turning * cos / 1.1
+        tau = 0.02
+        self.body = torch.stack((x + tau * speed, speed + tau * speeding, angle + tau * turn, turn + tau * turning), 1)
+        fallen = (self.body[:, 0].abs() > self.track) | (self.body[:, 2].abs() > self.tilt)
+        return torch.ones_like(x), fallen, ~fallen & (self.time + 1 >= self.length)
+
+
+def make_agent(env: ToyEnvironment, config: PPOConfig, steps: int, seed: int = 0, **network: object) -> PPOAgent:
+    torch.manual_seed(seed)
+    net = FactoredRecurrentActorCritic(env.network_config(**network))
+    return PPOAgent(net, config, env.environments, steps, env.slots, env.blueprints, seed=seed)
+
+
+def rollout(env: ToyEnvironment, agent: PPOAgent, now: tuple[Observation, ActionMasks]) -> tuple[Observation, ActionMasks]:
+    """Fill the agent's buffer and close it; where the environments stand afterwards."""
+    observation, masks = now
+    while not agent.buffer.full:
+        step = env.step(agent.act(observation, masks))
+        final = step.final if bool(step.truncated.any()) else None
+        agent.process_env_step(step.reward, step.terminated, step.truncated, final_observation=final)
+        observation, masks = step.observation, step.masks
+    agent.compute_returns(observation)
+    return observation, masks
+
+
+def train(env: ToyEnvironment, agent: PPOAgent, total_steps: int) -> list[UpdateMetrics]:
+    now, seen = env.reset(), []
+    for _ in range(total_steps // (env.environments * agent.buffer.steps)):
+        now = rollout(env, agent, now)
+        seen.append(agent.update())
+    return seen
+
+
+def evaluate(env: ToyEnvironment, agent: PPOAgent, episodes: int, deterministic: bool = True) -> float:
+    """Mean return of the first `episodes` episodes that every environment contributes to equally."""
+    actor = Actor(agent.network, env.environments, agent.observation_normaliser, deterministic, seed=1)
+    observation, masks = env.reset()
+    env.finished.clear()
+    counted = torch.zeros(env.environments, dtype=torch.int64)
+    each = -(-episodes // env.environments)
+    returns: list[float] = []
+    while int(counted.min()) < each:
+        before = len(env.finished)
+        step = env.step(actor.act(observation, masks))
+        done = step.terminated | step.truncated
+        for index, value in zip(done.nonzero().flatten().tolist(), env.finished[before:], strict=True):
+            if counted[index] < each:
+                returns.append(value)
+            counted[index] += 1
+        actor.episode_ended(done)
+        observation, masks = step.observation, step.masks
+    return sum(returns) / len(returns)
