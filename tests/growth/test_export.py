@@ -284,6 +284,14 @@ def test_load_rebuilds_the_module_without_disturbing_random_numbers(exported: Pa
         assert model.stages[0].host[1].num_batches_tracked == 2  # the buffers came along
 
 
+def test_load_needs_no_other_import_of_esper(exported: Path) -> None:
+    code = "import sys, esper; print(type(esper.load(sys.argv[1])).__name__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(exported / "gpt")], capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == "GPTHost", done.stderr
+
+
 def test_language_model_program_takes_other_lengths(exported: Path) -> None:
     program = torch.export.load(exported / "gpt" / "model.pt2").module()
     ids = torch.randint(0, 20, (1, 7))
@@ -316,6 +324,16 @@ def test_a_source_that_needs_more_than_torch_is_refused_with_the_name() -> None:
     plain.stages[0].seed.__class__ = Nested
     with pytest.raises(NotPortableError, match="uses 'factor', which is no name of its file"):
         model_source(plain, grafts_of(plain), {})
+
+
+def test_a_built_in_host_that_was_changed_is_not_rebuilt_from_its_config(tmp_path: Path) -> None:
+    module, x = built_in("mlp")
+    module.head = nn.Linear(8, 7)
+    saved = save(module, tmp_path, x)
+    assert saved.warnings == (
+        "no model.py: this MLPHost is not what its config builds, or the config is not plain JSON data",
+    )
+    assert torch.equal(load(tmp_path)(x), module(x))  # the program
 
 
 # -- damaged and missing files ----------------------------------------------------------------------------------------

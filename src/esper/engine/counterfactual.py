@@ -122,8 +122,6 @@ def _ask(
 
     def read(numbers: list[float]) -> list[Contrast]:
         means, n = [number / count for number in numbers], len(questions)
-        return [
-            Contrast(means[i], means[2 * n + i], standard_error(means[i], means[n + i], count)) for i in range(n)
-        ]
+        return [Contrast(means[i], means[2 * n + i], standard_error(means[i], means[n + i], count)) for i in range(n)]
 
     return Pending(total, read)

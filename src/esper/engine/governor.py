@@ -100,8 +100,8 @@ class Governor:
         return self._back_at_chance(measured) or self._diverged(measured)
 
     def _diverged(self, measured: Evaluation) -> Verdict | None:
-        # Only the validation loss: it is measured after the last update, so whatever broke in the epoch shows in it, and
-        # one extreme minibatch that did no harm does not.
+        # Only the validation loss: it is measured after the last update, so whatever broke in the epoch shows in it,
+        # and one extreme minibatch that did no harm does not.
         if not self._losses or self.chance is None:
             return None
         s, level, start = self.settings, median(self._losses), self.chance.loss

@@ -75,6 +75,7 @@ class GrowthEnv:
         reward: RewardConfig | None = None,
         rules: Rules | None = None,
         held_out: bool = False,
+        slots: int | None = None,
         device: torch.device | str = "cpu",
     ) -> None:
         if size < 1:
@@ -84,6 +85,8 @@ class GrowthEnv:
         self.reward = reward or RewardConfig()
         self.rules = rules or Rules()
         self.held_out = held_out
+        self.slots = slots
+        """Slots that observations are padded to; None is the most that any network of the batch has."""
         self.device = torch.device(device)
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Wall time by phase, since construction."""
@@ -190,7 +193,9 @@ class GrowthEnv:
 
     def _view(self) -> tuple[Observation, ActionMasks]:
         with self._phase("observe"):
-            observation, masks = encode(self.situations, finished=[episode.over for episode in self._episodes])
+            observation, masks = encode(
+                self.situations, self.slots, finished=[episode.over for episode in self._episodes]
+            )
             return observation.to(self.device), masks.to(self.device)
 
     @contextmanager

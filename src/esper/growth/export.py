@@ -38,7 +38,7 @@ TOLERANCE = 1e-5
 
 
 class ExportError(ValueError):
-    """A model that cannot be written, or files that cannot be read, with the reason."""
+    """A model that cannot be exported, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,7 @@ def _record(slot: Slot, alpha: float) -> Graft:
 
 
 def grafts_of(model: nn.Module) -> list[tuple[Graft, nn.Module]]:
-    """What grew in a plain model, with its module, in the order of the forward pass."""
+    """What grew in a plain model, with its module, in the order of the model's modules."""
     return [(Graft(**m.grown), m.seed) for m in model.modules() if isinstance(m, Grafted) and m.grown]
 
 
@@ -264,6 +264,8 @@ def _config(plain: nn.Module, architecture: dict[str, Any]) -> Any:
 def _source(plain: nn.Module, architecture: dict[str, Any]) -> tuple[str, str]:
     """The text of model.py, or "" and why there is none."""
     name = type(plain).__name__
+    if architecture["host"]["config"] is None and find_host(name) is type(plain):
+        return "", f"no model.py: this {name} is not what its config builds, or the config is not plain JSON data"
     if architecture["host"]["config"] is None:
         return "", f"no model.py: the source of {name} is yours, and Esper does not copy it; use model.pt2, or host="
     try:

@@ -7,6 +7,7 @@ whose class is the user's can only come back as the program in `model.pt2`, whic
 from __future__ import annotations
 
 import json
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -89,6 +90,9 @@ def assemble(architecture: dict[str, Any], path: Path, host: nn.Module | None = 
 
 
 def _build_host(data: dict[str, Any], path: Path) -> nn.Module:
+    if find_host(data["class"]) is None:
+        # Registers Esper's own hosts. By name, for growth must not depend on any host; it only finds what is there.
+        import_module("esper.tasks")
     kind = find_host(data["class"])
     if kind is None:
         raise LoadError(f"{path} needs the host {data['class']!r}: import the file that registers it, or pass host=")
