@@ -178,10 +178,11 @@ class OpConditional(ToyEnvironment):
     slots, blueprints, blends = 4, 6, 3
     features = 2 + 4 + 6 + 3
     length = 5
+    luck = 1.0
 
     def _draw(self) -> None:
         n, g = self.environments, self.generator
-        self.asked = torch.rand(n, generator=g) < 0.2
+        self.asked = torch.rand(n, generator=g) < 0.25
         self.wanted = [torch.randint(0, k, (n,), generator=g) for k in (self.slots, self.blueprints, self.blends)]
 
     def _restart(self, which: Tensor) -> None:
@@ -196,7 +197,8 @@ class OpConditional(ToyEnvironment):
     def _apply(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         grown = action[:, 3] == 1
         right = torch.stack([action[:, h] == self.wanted[h] for h in range(3)]).float().mean(0)
-        reward = torch.where(self.asked, right * grown, (action[:, 3] == 0).float())
+        luck = torch.randn(self.environments, generator=self.generator)
+        reward = torch.where(self.asked, right * grown, (action[:, 3] == 0) + luck * self.luck)
         self._draw()
         over = self.time + 1 >= self.length
         return reward, over, torch.zeros_like(over)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from small_worlds import EAGER, OPTIMIZERS, WORLDS, germinate, learner_for, run_epoch, same
+from small_worlds import EAGER, OPTIMIZERS, PATIENT, WORLDS, germinate, learner_for, run_epoch, same
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim import lr_scheduler as schedules
@@ -226,7 +226,7 @@ def test_the_host_trains_the_same_with_a_schedule_whether_or_not_a_seed_incubate
     """Everything at once: OneCycleLR with its cycling momentum, a seed of another rate, and the host bit for bit."""
     hosts = []
     for grow in (False, True):
-        learner = learner_for(WORLDS["conv2d"])
+        learner = learner_for(WORLDS["conv2d"], rules=PATIENT)
         optimizer = AdamW(learner.model.host.parameters(), lr=0.01)
         schedule = schedules.OneCycleLR(optimizer, 0.02, 40)
         growing = GrowingOptimizer(optimizer, [schedule], seed_rate=0.1, warmup_updates=4)

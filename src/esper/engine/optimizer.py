@@ -19,7 +19,12 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # The lists with one entry per group that torch's schedulers keep. Everything else they need is in the group itself.
-_PER_GROUP_LISTS = ("base_lrs", "_last_lr", "lr_lambdas", "min_lrs", "max_lrs", "base_momentums", "max_momentums")
+_LISTS_OF_RATES = ("base_lrs", "_last_lr", "max_lrs")
+_PER_GROUP_LISTS = (*_LISTS_OF_RATES, "lr_lambdas", "base_momentums", "max_momentums")
+
+
+_RATES_IN_GROUP = ("lr", "initial_lr", "max_lr", "min_lr")
+"""The learning rates in a group: its own, and those between which OneCycleLR moves it."""
 
 
 class GrowingOptimizer:
@@ -50,16 +55,14 @@ class GrowingOptimizer:
         """Take a seed's parameters in, as the group of `slot`."""
         host = self.optimizer.param_groups[0]
         # A group starts as a copy of the host's, because schedulers keep settings of their own in there.
-        group = {key: value for key, value in host.items() if key != "params"}
-        group["lr"] = host["lr"] * self.seed_rate
-        if "initial_lr" in host:
-            group["initial_lr"] = host["initial_lr"] * self.seed_rate
+        group = {key: value for key, value in host.items() if key not in ("params", "param_names")}
+        group |= {key: host[key] * self.seed_rate for key in _RATES_IN_GROUP if key in host}
         group |= {"params": list(parameters), "slot": slot, "updates": 0}
+        if "param_names" in host:  # the optimizer was given named parameters, and wants all of them named
+            group["params"] = [(f"seeds.{slot}.{i}", parameter) for i, parameter in enumerate(group["params"])]
         self.optimizer.add_param_group(group)
-        for scheduler in _flatten(self.schedulers):
-            for name, values in _per_group_lists(scheduler):
-                scale = self.seed_rate if name in ("base_lrs", "_last_lr", "max_lrs") else None
-                values.append(values[0] if scale is None else values[0] * scale)
+        for name, values in _per_group_lists(self.schedulers):
+            values.append(values[0] * self.seed_rate if name in _LISTS_OF_RATES else values[0])
 
     def drop(self, slot: int) -> None:
         """Forget a seed: its group, its parameters' state, and its place in the schedulers."""
@@ -67,9 +70,8 @@ class GrowingOptimizer:
         index = next(i for i, group in enumerate(groups) if group.get("slot") == slot)
         for parameter in groups[index]["params"]:
             self.optimizer.state.pop(parameter, None)
-        for scheduler in _flatten(self.schedulers):
-            for _, values in _per_group_lists(scheduler):
-                del values[index]
+        for _, values in _per_group_lists(self.schedulers):
+            del values[index]
         del groups[index]
 
     def reset(self) -> None:
@@ -108,6 +110,7 @@ def _flatten(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
         yield from _flatten(vars(scheduler).get("_schedulers", ()))
 
 
-def _per_group_lists(scheduler: LRScheduler) -> list[tuple[str, list[Any]]]:
-    held = vars(scheduler)
-    return [(name, held[name]) for name in _PER_GROUP_LISTS if isinstance(held.get(name), list)]
+def _per_group_lists(schedulers: Iterable[LRScheduler]) -> list[tuple[str, list[Any]]]:
+    """Each list once: a sequential scheduler holds the very `_last_lr` of the scheduler that it runs."""
+    held = [(name, vars(s)[name]) for s in _flatten(schedulers) for name in _PER_GROUP_LISTS if name in vars(s)]
+    return list({id(values): (name, values) for name, values in held if isinstance(values, list)}.values())

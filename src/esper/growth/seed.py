@@ -37,8 +37,8 @@ class Seed(nn.Module):
 
 @cache
 def parameter_count(name: str, shape: SlotShape, blend: str = "linear") -> int:
-    """The exact number of trainable parameters of such a seed, without building it: no memory, no random numbers."""
+    """The exact number of parameters of such a seed, constant ones included, without building it: no memory, no random numbers."""
     # A blueprint of a user's may draw on the CPU whatever the default device is; the fork keeps even that from showing.
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         seed = Seed(name, shape, blend)
-    return sum(parameter.numel() for parameter in seed.parameters() if parameter.requires_grad)
+    return sum(parameter.numel() for parameter in seed.parameters())
