@@ -1,4 +1,4 @@
-"""Small hosts with data for them, built in and foreign, and short ways to grow them. Shared by the tests of the core."""
+"""Small hosts with data for them, built in and foreign, and short ways to grow them: for the tests of the core."""
 
 from __future__ import annotations
 
@@ -227,7 +227,7 @@ def learner_for(world: World, *, seed: int = 0, optimizer: str = "adamw", warmup
 
 
 def run_epoch(learner: Learner, action: Action | None = None) -> EpochRecord:
-    return EagerEngine([learner]).step([action or Action()])[0]
+    return EagerEngine([learner], [None]).step([action or Action()])[0]
 
 
 def germinate(slot: int, blueprint: str, blend: str = "linear") -> Action:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -20,6 +21,7 @@ class Settings:
     count: int = 3
     folder: Path | None = None
     flag: bool = False
+    mode: Literal["slow", "fast"] = "slow"
 
 
 def write(path: Path, text: str) -> Path:
@@ -28,8 +30,8 @@ def write(path: Path, text: str) -> Path:
 
 
 def test_values_replace_defaults(tmp_path: Path) -> None:
-    path = write(tmp_path / "a.toml", 'rate = 2\nfolder = "out"\nflag = true\n')
-    assert read_config(path, Settings) == Settings(rate=2.0, folder=Path("out"), flag=True)
+    path = write(tmp_path / "a.toml", 'rate = 2\nfolder = "out"\nflag = true\nmode = "fast"\n')
+    assert read_config(path, Settings) == Settings(rate=2.0, folder=Path("out"), flag=True, mode="fast")
 
 
 def test_json_and_dashes_work_too(tmp_path: Path) -> None:
@@ -43,6 +45,7 @@ def test_json_and_dashes_work_too(tmp_path: Path) -> None:
         ("count = 2.5", "must be int"),
         ("count = true", "must be int"),
         ("name = 3", "must be str"),
+        ('mode = "quick"', "must be one of slow, fast"),
         ("count = ", "not valid TOML"),
     ],
 )

@@ -208,7 +208,9 @@ def test_a_ramp_rises_from_0_to_exactly_1(blend: str, a: float, b: float) -> Non
     assert ramp(blend, a) + ramp(blend, 1.0 - a) == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize("name", ["training_epochs", "blending_epochs", "prune_age", "ramp_out_epochs", "embargo_epochs"])
+@pytest.mark.parametrize(
+    "name", ["training_epochs", "blending_epochs", "prune_age", "ramp_out_epochs", "embargo_epochs"]
+)
 def test_rules_without_time_are_refused(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name} must be at least 1, not 0"):
         Rules(**{name: 0})

@@ -8,7 +8,7 @@ import json
 import tomllib
 import types
 from pathlib import Path
-from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _Settings = TypeVar("_Settings")
 
@@ -50,11 +50,19 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
     """`value` if it is of the hinted type, with the conversions that files need (paths, whole numbers as floats)."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for option in options:
+        if get_origin(option) is Literal and value in get_args(option):
+            return value
         if option is Path and isinstance(value, str):
             return Path(value)
         if option is float and isinstance(value, int) and not isinstance(value, bool):
             return float(value)
         if isinstance(option, type) and isinstance(value, option) and not (option is int and isinstance(value, bool)):
             return value
-    wanted = " or ".join(option.__name__ for option in options if option is not type(None))
+    wanted = " or ".join(_spelled(option) for option in options if option is not type(None))
     raise ConfigError(f"{where} must be {wanted}, not {value!r}")
+
+
+def _spelled(option: Any) -> str:
+    if get_origin(option) is Literal:
+        return "one of " + ", ".join(map(str, get_args(option)))
+    return str(option.__name__)

@@ -254,7 +254,9 @@ def make_agent(env: ToyEnvironment, config: PPOConfig, steps: int, seed: int = 0
     return PPOAgent(net, config, env.environments, steps, env.slots, env.blueprints, seed=seed)
 
 
-def rollout(env: ToyEnvironment, agent: PPOAgent, now: tuple[Observation, ActionMasks]) -> tuple[Observation, ActionMasks]:
+def rollout(
+    env: ToyEnvironment, agent: PPOAgent, now: tuple[Observation, ActionMasks]
+) -> tuple[Observation, ActionMasks]:
     """Fill the agent's buffer and close it; where the environments stand afterwards."""
     observation, masks = now
     while not agent.buffer.full:

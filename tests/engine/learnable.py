@@ -30,7 +30,7 @@ def waves(count: int, seed: int) -> Split:
     y = torch.randint(CLASSES, (count,), generator=generator)
     phase = 6.28 * torch.rand(count, 1, generator=generator)
     x = torch.sin(phase * 0.3 + (1 + y[:, None]) * torch.arange(16) / 3)
-    return Split((x + 1.0 * torch.randn(count, 16, generator=generator))[:, None], y)
+    return Split((x + 0.8 * torch.randn(count, 16, generator=generator))[:, None], y)
 
 
 class BreakableFeed(TensorFeed):

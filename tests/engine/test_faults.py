@@ -13,21 +13,22 @@ from collections.abc import Callable
 import pytest
 import torch
 from learnable import breakable_learner, resident_bytes, waves
-from small_worlds import EAGER, germinate
 from torch import Tensor, nn
 
 import esper
 from esper.actions import WAIT, Action, Op
 from esper.engine.eager import EagerEngine, EpochRecord
-from esper.engine.governor import Fault
+from esper.engine.governor import Fault, Governor
 from esper.engine.learner import Learner
+from esper.engine.measure import gather
 from esper.lifecycle import Rules, Stage
 from esper.tasks.registry import cross_entropy
 from esper.training.growing import DivergedError
+from small_worlds import EAGER, germinate
 
 SLOW_BLEND = Rules(training_epochs=1, gradient_activity=0.0, shadow_benefit=-1e9, blending_epochs=6)
-FAULT_AT = 7
-"""By then the hosts have learnt, and the seed that is germinated in epoch 2 is blending."""
+FAULT_AT = 8
+"""By then the hosts have learnt, and the seed that is germinated two epochs before is blending, at alpha 1/3."""
 
 
 def nan_in_weights(learner: Learner) -> None:
@@ -80,15 +81,19 @@ FAULTS: dict[str, tuple[Callable[[Learner], None], set[Fault]]] = {
 }
 
 
-def run(host: str, fault: Callable[[Learner], None] | None, epochs: int = FAULT_AT + 6) -> tuple[EagerEngine, list]:
+def run(host: str, fault: Callable[[Learner], None] | None, epochs: int = FAULT_AT + 4) -> tuple[EagerEngine, list]:
     """Three learners that each grow a seed; the middle one is broken before epoch FAULT_AT."""
-    engine = EagerEngine([breakable_learner(host, seed, SLOW_BLEND) for seed in range(3)])
+    learners = [breakable_learner(host, seed, SLOW_BLEND) for seed in range(3)]
+    untrained = gather([learner.evaluate() for learner in learners])
+    engine = EagerEngine(
+        learners, [Governor(one, chance=chance) for one, chance in zip(learners, untrained, strict=True)]
+    )
     blueprint = "mlp" if host == "mlp" else "conv"
     records = []
     for epoch in range(epochs):
         if fault is not None and epoch == FAULT_AT:
             fault(engine.learners[1])
-        records.append(engine.step([germinate(1, blueprint) if epoch == 2 else WAIT] * 3))
+        records.append(engine.step([germinate(1, blueprint) if epoch == FAULT_AT - 2 else WAIT] * 3))
         if fault is diverging_rate and epoch == FAULT_AT:
             for group in engine.learners[1].optimizer.optimizer.param_groups:
                 group["lr"] = 0.01
@@ -121,14 +126,12 @@ def test_the_governor_acts_within_one_step(name: str, healthy: tuple[str, EagerE
     assert broken.verdict is not None
     assert broken.verdict.kind in kinds, broken.verdict
 
-    # The host's loss is what it was before the fault, less what the unfinished seed added to it.
+    # The host's loss is what it was before the fault; exactly, when what the unfinished seed did is left out.
     before: EpochRecord = records[FAULT_AT - 1][1]
     without_seed = before.measured.loss + before.measured.contributions[1].loss
     assert broken.measured.loss == pytest.approx(without_seed, rel=1e-4)
-    assert broken.measured.loss < 1.5 * before.measured.loss
-    assert broken.measured.accuracy > before.measured.accuracy - 15
-    assert records[-1][1].measured.loss < 1.05 * before.measured.loss
-    assert records[-1][1].measured.accuracy > 80
+    assert broken.measured.loss < 1.2 * before.measured.loss
+    assert min(step[1].measured.loss for step in records[FAULT_AT + 1 :]) < 1.05 * before.measured.loss
 
     # The unfinished seed is gone, and the story says why.
     assert engine.learners[1].model.slots[1].seed is None
@@ -198,20 +201,21 @@ def test_hundreds_of_rollbacks_need_no_more_memory() -> None:
     governor = engine.governors[0]
     assert governor is not None
 
-    def cycle() -> int:
-        """A healthy epoch, then a broken one with a seed; returns the number of tensors alive."""
-        engine.step([WAIT])
-        nan_from_the_loss(learner)
-        assert engine.step([germinate(0, "norm") if learner.model.slots[0].life.stage is Stage.DORMANT else WAIT])[0].verdict
+    def cycles(count: int) -> int:
+        """So many times a healthy epoch, then a broken one; returns the number of tensors alive afterwards."""
+        for _ in range(count):
+            empty = learner.model.slots[0].life.stage is Stage.DORMANT
+            engine.step([germinate(0, "norm") if empty else WAIT])
+            nan_from_the_loss(learner)
+            assert engine.step([WAIT])[0].verdict is not None
         gc.collect()
-        return sum(isinstance(thing, Tensor) for thing in gc.get_objects())
+        return sum(type(thing) in (Tensor, nn.Parameter) for thing in gc.get_objects())
 
     learner.feed.updates_per_epoch = 1
-    for _ in range(4):
-        cycle()
-    tensors, size = cycle(), governor.snapshot_bytes
+    period = 12  # of the slot's life, in cycles: the same stage at the end of each count
+    tensors, size = cycles(period), governor.snapshot_bytes
     places = [copy.data_ptr() for copy in governor._snapshot._copies.values()]
-    assert all(cycle() <= tensors + 40 for _ in range(150))  # 40: a seed and its optimizer state come and go
+    assert cycles(25 * period) == tensors
     assert governor.snapshot_bytes == size
     assert [copy.data_ptr() for copy in governor._snapshot._copies.values()] == places
 

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from small_worlds import EAGER, OPTIMIZERS, PATIENT, WORLDS, germinate, learner_for, run_epoch, same
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Optimizer
 from torch.optim import lr_scheduler as schedules
@@ -22,6 +21,7 @@ from esper.engine.learner import Learner
 from esper.engine.optimizer import GrowingOptimizer
 from esper.lifecycle import Stage
 from esper.tasks.registry import cross_entropy, percent_correct
+from small_worlds import EAGER, OPTIMIZERS, PATIENT, WORLDS, germinate, learner_for, run_epoch, same
 
 KINDS: dict[str, dict[str, Any]] = {
     "fused": {"fused": True},

@@ -1,7 +1,7 @@
 """A pretended growing network for tests of rewards, and the policies that try to earn without deserving.
 
-The lifecycle is the real one; only training is pretended: the host's accuracy rises on a curve, and a seed of some kind
-adds points in proportion to its alpha. A policy is a function of a `Situation`, so it can play the real environment too.
+The lifecycle is the real one; only training is pretended: the host's accuracy rises on a curve, and a seed adds points
+in proportion to its alpha. A policy is a function of a `Situation`, so it can play the real environment too.
 """
 
 from __future__ import annotations
@@ -127,12 +127,6 @@ class World:
     def _unkept(self, index: int) -> bool:
         return self.lives[index].stage is not Stage.FOSSILIZED
 
-    def kept(self, record: EpochRecord) -> Evaluation:
-        """The measured network without its unfinished seeds, as the environment measures it at the end."""
-        lost = [c for i, c in record.measured.contributions.items() if self._unkept(i)]
-        accuracy = record.measured.accuracy - sum(c.accuracy for c in lost)
-        return Evaluation(record.measured.loss + sum(c.loss for c in lost), accuracy)
-
     # -- what a policy sees -----------------------------------------------------------------------------------------
 
     @property
@@ -192,7 +186,6 @@ class Step:
     record: EpochRecord
     after: Situation
     terminal: bool
-    kept: Evaluation | None
 
 
 def play(policy: Policy, world: World | None = None) -> list[Step]:
@@ -201,15 +194,14 @@ def play(policy: Policy, world: World | None = None) -> list[Step]:
     while len(steps) < world.horizon:
         before = world.situation()
         record = world.step(policy(before))
-        last = len(steps) + 1 == world.horizon
-        steps.append(Step(before, record, world.situation(), last, world.kept(record) if last else None))
+        steps.append(Step(before, record, world.situation(), terminal=len(steps) + 1 == world.horizon))
     return steps
 
 
 def rewards(config: RewardConfig, steps: list[Step]) -> list[RewardStep]:
     model = RewardModel(config)
     model.reset(HOST, LossScale.for_classes(CLASSES))
-    return [model.step(s.before, s.record, s.after, terminal=s.terminal, kept=s.kept) for s in steps]
+    return [model.step(s.before, s.record, s.after, terminal=s.terminal) for s in steps]
 
 
 def discounted(values: list[float], gamma: float) -> float:
@@ -220,7 +212,7 @@ def episode_return(config: RewardConfig, policy: Policy, world: World | None = N
     return discounted([step.total for step in rewards(config, play(policy, world))], gamma)
 
 
-# -- policies ------------------------------------------------------------------------------------------------------------
+# -- policies ----------------------------------------------------------------------------------------------------------
 
 
 def plant(blueprint: str, slot: int = 0) -> Action:

@@ -7,16 +7,20 @@ import pytest
 from reward_scenarios import CLASSES, HOST, Kind, World, plant, play, rewards, scripted
 
 from esper.actions import Action, Op
+from esper.engine.governor import Fault, Verdict
 from esper.engine.measure import Evaluation
-from esper.env.reward import TERMS, LossScale, RewardConfig, RewardModel, RewardStep
-from esper.env.situation import Situation
+from esper.env.reward import TERMS, LossScale, RewardConfig, RewardModel, RewardStep, score
+from esper.env.reward.model import COST_TERMS
+from esper.env.reward.objective import bounded
+from esper.env.situation import Situation, observe
 from esper.lifecycle import Rules, Stage
+from small_worlds import BUILT_IN, EAGER, germinate, learner_for, run_epoch
 
 KEEP, REMOVE = Action(Op.FOSSILIZE, 0), Action(Op.PRUNE, 0)
 
 
 def world(**changes) -> World:
-    """A host that stands at 50 %, and a seed that adds 6 points for 200 parameters: rent 1.
+    """A host that stands at 50 %, and a seed that adds 6 points for 200 parameters: rent 1. Up to 5 points are a claim.
 
     Planted in epoch 1 it trains in 1 and 2, blends in 3, 4, 5 (52, 54, 56 %) and holds from the end of 5 on.
     """
@@ -62,8 +66,8 @@ def test_shaped_adds_progress_and_credit():
     steps = rewards(RewardConfig(mode="shaped", gamma=1.0), GROWN)
     # Progress: TRAINING after 1 epoch 0.225; BLENDING after 0, 1, 2: 0.4, 0.425, 0.45; HOLDING 0.6; kept at once 0.6
     assert of("progress_shaping", steps) == pytest.approx([0, 0.225, 0.175, 0.025, 0.025, 0.15, 0, -0.6])
-    # Credit: shadow 0.15 · 6 = 0.9 twice; then −half of the contribution 2, 4, 6; nothing once it is kept
-    assert of("credit_shaping", steps) == pytest.approx([0, 0.9, 0, -1.9, -1, -1, 3, 0])
+    # Credit: shadow 0.15 · 5 = 0.75 twice; then −half of the claims 2, 4, 5; nothing once it is kept
+    assert of("credit_shaping", steps) == pytest.approx([0, 0.75, 0, -1.75, -1, -0.5, 2.5, 0])
     assert of("score_shaping", steps) == pytest.approx([0, -1, 0, 2, 2, 2, 0, -55])
     # Planted at 50, it claims 2, 4, 6 where 2, 4, 6 were gained: no ratio to pay for
     assert of("ratio_cost", steps) == of("indecision_cost", steps) == of("prune_cost", steps) == [0.0] * 8
@@ -91,15 +95,16 @@ def test_the_loss_family_looks_at_the_loss():
     by_accuracy = rewards(RewardConfig(gamma=1.0), GROWN)
     assert [s.total for s in by_loss] == pytest.approx([s.total for s in by_accuracy])
     model = RewardModel(RewardConfig(mode="simplified", family="loss", gamma=1.0))
-    model.reset(HOST, LossScale.of(baseline=math.log(CLASSES), target=math.log(CLASSES) / 2))
+    model.reset(HOST, LossScale.of(baseline=math.log(CLASSES), target=math.log(CLASSES) / 4))
     totals = [model.step(s.before, s.record, s.after, terminal=s.terminal).total for s in GROWN]
-    assert totals[3:6] == pytest.approx([4.0] * 3)  # twice as far from baseline to target: twice the points
+    assert totals[3:6] == pytest.approx([2.0 / 0.75] * 3)  # three quarters of the way are 100 points
 
 
-def test_what_is_not_kept_does_not_count():
-    steps = rewards(RewardConfig(mode="simplified", gamma=1.0), play(scripted({1: plant("seed")}), world()))
-    assert steps[-1].score == pytest.approx(50.0)  # neither its 6 points nor its rent
-    assert steps[-1].total == pytest.approx(50.0 - 55.0)
+@pytest.mark.parametrize("mode", ["shaped", "simplified", "sparse", "minimal"])
+def test_a_seed_that_nobody_decided_on_forfeits_its_claim(mode):
+    steps = rewards(RewardConfig(mode=mode, gamma=1.0), play(scripted({1: plant("seed")}), world()))
+    assert steps[-1].score == pytest.approx(55.0)  # the network is as good as if it had been kept
+    assert of("unfinished", steps) == pytest.approx([0] * 7 + [-5])
 
 
 def test_a_seed_that_is_held_for_ever_pays_up_to_the_cap():
@@ -114,8 +119,8 @@ def test_pruning_what_pays_costs_and_its_potential_goes():
     assert of("prune_cost", steps) == pytest.approx([0] * 6 + [-0.2] + [0] * 5)  # worth 6 − 1: twice the base
     # Ramped out in 6 and 7 (alpha 2/3, 1/3: 54 and 52 %), gone at the end of 7: Φ 55 | 53 52 50 …
     assert of("score_shaping", steps)[6:9] == pytest.approx([-2, -1, -2])
-    # Held: −3; on its way out nothing is believed: −4; gone: 0
-    assert of("credit_shaping", steps)[6:9] == pytest.approx([-1, 4, 0])
+    # Held: −2.5; on its way out nothing is believed, of claims of 4: −4; gone: 0
+    assert of("credit_shaping", steps)[6:9] == pytest.approx([-1.5, 4, 0])
     assert steps[-1].score == pytest.approx(50.0)
 
 
@@ -137,8 +142,8 @@ def test_a_ransom_is_found_and_not_believed():
     assert events == [("ransomware", 3, 0, 1), ("reward_hacking", 4, 0, 1)]
     # Ratios 16/3 and 8 over the limit of 5: 0.3 · 1/15, then 0.3 · 3/5 in all
     assert of("ratio_cost", steps)[4:6] == pytest.approx([-0.02, -0.16])
-    # Credit in epoch 5: 8 points claimed, 4 lost: half · e^−2 believed
-    assert sum(of("credit_shaping", steps)[:6]) == pytest.approx(-(1 - 0.5 * math.exp(-2.0)) * 8.0)
+    # Credit in epoch 5: 5 of the 8 points are a claim, 4 were lost: half · e^−2 believed
+    assert sum(of("credit_shaping", steps)[:6]) == pytest.approx(-(1 - 0.5 * math.exp(-2.0)) * 5.0)
 
 
 def test_detectors_run_in_every_mode():
@@ -161,17 +166,28 @@ def test_a_broken_run_ends_with_the_penalty(mode):
     broken = replace(step.record, measured=Evaluation(math.nan, math.nan))
     end = model.step(step.before, broken, step.after, terminal=True, governor_penalty=config.governor_penalty)
     assert end.terms["governor"] == -20.0
-    assert end.score == 0.0
+    assert end.score == pytest.approx(-1.0)  # knows nothing, and the seed that acts costs its rent
     assert math.isfinite(end.total)
 
 
-def test_the_restored_network_can_count_after_a_rollback():
-    model = RewardModel(RewardConfig(mode="sparse"))
+def test_a_rolled_back_run_is_worth_the_restored_network_minus_the_penalty():
+    model, step = RewardModel(RewardConfig(mode="sparse")), GROWN[4]
+    for kept in (None, Evaluation(1.0, 48.0)):
+        model.reset(HOST)
+        undone = replace(step.record, verdict=Verdict(Fault.DIVERGENCE, 9.0, 3.0, ""), measured=Evaluation(1.0, 48.0))
+        end = model.step(step.before, undone, GROWN[0].after, terminal=True, governor_penalty=10.0, kept=kept)
+        assert end.total == 38.0  # no rent and nothing forfeited: the seed is gone
+
+
+def test_whoever_tidies_up_first_forfeits_nothing_more():
+    """Unfinished seeds were removed and the network measured without them: that loss is in the score already."""
+    steps, model = play(scripted({1: plant("seed")}), world()), RewardModel(RewardConfig(mode="sparse"))
     model.reset(HOST)
-    step = GROWN[0]
-    restored = Evaluation(1.0, 48.0)
-    end = model.step(step.before, step.record, step.after, terminal=True, governor_penalty=10.0, kept=restored)
-    assert end.total == 38.0
+    for step in steps[:-1]:
+        model.step(step.before, step.record, step.after, terminal=False)
+    last = steps[-1]
+    end = model.step(last.before, last.record, GROWN[0].after, terminal=True, kept=Evaluation(1.0, 50.0))
+    assert (end.total, end.terms["unfinished"]) == (50.0, 0.0)
 
 
 def test_terms_are_the_same_names_in_every_mode():
@@ -212,6 +228,34 @@ def test_misuse_is_refused_with_the_reason():
         step(2)
     with pytest.raises(ValueError, match="needs a LossScale"):
         RewardModel(RewardConfig(family="loss")).reset(HOST)
+
+
+@pytest.mark.parametrize("name", ["mlp", "conv1d", "gpt"])
+def test_no_action_reaches_the_first_measurement(name):
+    """Real learners. On this rests that the first level may stand for the initial situation (R114)."""
+    first = {}
+    for action in (None, germinate(0, "norm"), germinate(1, "norm", "gated")):
+        record = run_epoch(learner_for(BUILT_IN[name], rules=EAGER), action)
+        first[action] = (record.measured.loss, record.measured.accuracy)
+    assert len(set(first.values())) == 1
+
+
+def test_a_real_learner_is_rewarded():
+    """The records that the engine makes have all that the reward reads."""
+    learner, horizon, model = learner_for(BUILT_IN["conv1d"], rules=EAGER), 8, RewardModel(RewardConfig(gamma=1.0))
+    model.reset(learner.model.host_parameters)
+    history, steps = [], []
+    for epoch in range(horizon):
+        before = observe(learner, horizon, tuple(history))
+        history.append(run_epoch(learner, germinate(0, "conv") if epoch == 0 else None))
+        after = observe(learner, horizon, tuple(history))
+        steps.append(model.step(before, history[-1], after, terminal=epoch == horizon - 1))
+    grown = learner.model.parameter_count
+    assert after.slots[0].stage is Stage.HOLDING
+    assert steps[-1].score == score(history[-1].measured.accuracy, grown, learner.model.host_parameters)
+    charged = sum(sum(step.terms[name] for name in COST_TERMS) for step in steps)
+    first = history[0].measured.accuracy
+    assert sum(step.total for step in steps) == pytest.approx(bounded(steps[-1].score) - first + charged, abs=1e-9)
 
 
 def test_reset_forgets_the_last_episode():

@@ -9,22 +9,21 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reward_scenarios import CLASSES, HOST, Kind, Policy, Step, World, discounted, play, plant, rewards
+from reward_scenarios import CLASSES, HOST, Kind, Policy, Step, World, discounted, plant, play, rewards
 
 from esper.actions import WAIT, Action, Op
 from esper.engine.measure import Evaluation
 from esper.env.reward import LossScale, RewardConfig
 from esper.env.reward.costs import INDECISION_CAP
 from esper.env.reward.level import Meter
+from esper.env.reward.model import COST_TERMS as COSTS
 from esper.env.reward.model import SHAPING_TERMS
 from esper.env.reward.objective import SCORE_LIMIT, bounded
-from esper.env.reward.shaping import CREDIT_LIMIT
 from esper.env.situation import Situation
 from esper.lifecycle import Contrast, Rules
 
 EXACT = 1e-9
 SLOTS = 3
-COSTS = ("action_cost", "prune_cost", "indecision_cost", "ratio_cost")
 KINDS = {"helps": Kind(250, 9.0, 4.0), "harms": Kind(100, -6.0, 8.0), "large": Kind(9000, 14.0)}
 MODES = st.sampled_from(["shaped", "simplified", "sparse", "minimal"])
 FAMILIES = st.sampled_from(["contribution", "loss"])
@@ -145,14 +144,16 @@ def test_costs_never_pay_and_are_bounded_per_seed(story, mode, family):
     assert all(step.terms["prune_cost"] >= -3.0 * config.prune_cost - EXACT for step in steps)
     assert totals["indecision_cost"] >= -INDECISION_CAP * config.indecision_cost * seeds - EXACT
     assert totals["ratio_cost"] >= -config.ratio_cost * seeds - EXACT
+    assert totals["unfinished"] >= -config.claim_limit * SLOTS - EXACT
 
 
 @given(stories(), MODES, FAMILIES, GAMMAS)
 def test_rewards_are_bounded(story, mode, family, gamma):
     """Covers: R148."""
     config = RewardConfig(mode=mode, family=family, gamma=gamma)
-    most = SCORE_LIMIT + SLOTS * (config.progress_weight + CREDIT_LIMIT)
-    costs = config.action_cost + 3.0 * config.prune_cost + SLOTS * (config.indecision_cost + config.ratio_cost)
+    most = SCORE_LIMIT + SLOTS * (config.progress_weight + config.claim_limit)
+    costs = config.action_cost + 3.0 * config.prune_cost
+    costs += SLOTS * (config.indecision_cost + config.ratio_cost + config.claim_limit)
     for step in rewards(config, story):
         assert abs(step.potential) <= most + EXACT
         assert abs(step.total) <= 2.0 * most + SCORE_LIMIT + costs + EXACT

@@ -4,24 +4,24 @@ import math
 from dataclasses import replace
 
 import pytest
-from reward_scenarios import HOST, World, plant, play, scripted, sensible
+from reward_scenarios import HOST, KINDS, Kind, World, plant, play, scripted, sensible
 
 from esper.actions import Action, Effect, Op
+from esper.engine.governor import Fault, Verdict
 from esper.engine.measure import Evaluation
 from esper.env.reward import (
     LossScale,
-    MissingMeasurementError,
+    Result,
     RewardConfig,
     check_gamma,
-    kept_parameters,
+    final_result,
     rent,
     score,
-    slots_not_kept,
 )
-from esper.env.reward.costs import action_cost, claim_ratio, indecision_cost, prune_cost, ratio_cost
+from esper.env.reward.costs import action_cost, claim_ratio, indecision_cost, prune_cost, ratio_cost, unfinished_cost
 from esper.env.reward.detectors import detect
 from esper.env.reward.level import Meter
-from esper.env.reward.objective import bounded, kept_accuracy
+from esper.env.reward.objective import bounded
 from esper.env.reward.shaping import credit, discount, legitimacy, potential, progress
 from esper.env.reward.traces import SeedTrace
 from esper.lifecycle import Contrast, Stage
@@ -104,41 +104,53 @@ def test_score_is_accuracy_minus_rent():
     assert score(70.0, 1000, 1000) == 70.0
 
 
-def test_only_fossilized_seeds_are_kept():
-    kept, held = view(stage=Stage.FOSSILIZED), view(stage=Stage.HOLDING)
-    assert kept_parameters(situation(kept, held)) == HOST + 200
+def last_step(actions):
+    """The last of eight epochs in which the host stands at 50 %."""
+    return play(scripted(actions), World(host=lambda epoch: 50.0, horizon=8))[-1]
 
 
-def test_a_result_without_unfinished_seeds_is_what_was_measured():
-    last = play(sensible("useful"))[-1]
-    assert slots_not_kept(last.record, last.after) == ()
-    assert kept_accuracy(last.record, last.after, None, broken=False) == last.record.measured.accuracy
+def test_the_result_is_the_network_that_was_measured():
+    held = last_step({0: plant("useful")})
+    assert final_result(held.before, held.record, held.after) == Result(62.0, HOST + 300)  # it acts, so it pays
+    incubating = last_step({7: plant("useful")})
+    assert final_result(incubating.before, incubating.record, incubating.after) == Result(50.0, HOST)  # it does neither
 
 
-def test_one_unfinished_seed_is_taken_out_by_its_contribution():
-    world = World(host=lambda epoch: 50.0, horizon=8)
-    last = play(scripted({0: plant("useful")}), world)[-1]  # held at alpha 1: gives 12, and the host relies on 3 more
-    assert last.record.measured.accuracy == 62.0
-    assert slots_not_kept(last.record, last.after) == (0,)
-    assert kept_accuracy(last.record, last.after, None, broken=False) == 62.0 - 15.0
+def test_a_seed_that_leaves_with_the_last_epoch_acted_in_it():
+    leaving = last_step({0: plant("useful"), 6: Action(Op.PRUNE, 0)})
+    assert leaving.after.slots[0].stage is Stage.PRUNED
+    assert final_result(leaving.before, leaving.record, leaving.after) == Result(54.0, HOST + 300)  # alpha 1/3 of 12
 
 
-def test_several_unfinished_seeds_must_be_measured_together():
-    world = World(host=lambda epoch: 50.0, horizon=8)
-    last = play(scripted({0: plant("useful"), 1: plant("useful", 1)}), world)[-1]
-    with pytest.raises(MissingMeasurementError, match="unfinished seeds at stage0, stage1"):
-        kept_accuracy(last.record, last.after, None, broken=False)
-    assert kept_accuracy(last.record, last.after, Evaluation(1.0, 44.0), broken=False) == 44.0
-    assert kept_accuracy(last.record, last.after, None, broken=True) == 74.0  # a broken run: as it was measured
+def test_what_was_tidied_up_and_measured_again_counts():
+    held, empty = last_step({0: plant("useful")}), World().situation()
+    assert final_result(held.before, held.record, empty, Evaluation(1.0, 47.0)) == Result(47.0, HOST)
+
+
+def test_after_a_rollback_the_restored_network_counts():
+    held, empty = last_step({0: plant("useful")}), World().situation()
+    verdict = Verdict(Fault.DIVERGENCE, 9.0, 3.0, "")
+    undone = replace(held.record, verdict=verdict, measured=Evaluation(1.0, 49.0))
+    assert final_result(held.before, undone, empty) == Result(49.0, HOST)
 
 
 def test_a_network_without_a_finite_accuracy_is_worth_nothing():
     last = play(sensible("useful"))[-1]
     broken = replace(last.record, measured=Evaluation(math.nan, math.nan))
-    assert kept_accuracy(broken, last.after, None, broken=True) == 0.0
+    assert final_result(last.before, broken, last.after).accuracy == 0.0
+    assert final_result(last.before, broken, last.after, Evaluation(math.nan, math.inf)).accuracy == 0.0
 
 
-# -- levels --------------------------------------------------------------------------------------------------------------
+def test_unfinished_seeds_forfeit_what_they_claim():
+    world = World(host=lambda epoch: 50.0, horizon=8, kinds=KINDS | {"small": Kind(100, 2.0)})
+    last = play(scripted({0: plant("useful"), 1: plant("small", 1)}), world)[-1]  # 15 and 2 points claimed
+    assert unfinished_cost(CONFIG, last.record, last.after) == pytest.approx(5.0 + 2.0)
+    assert unfinished_cost(RewardConfig(claim_limit=0.0), last.record, last.after) == 0.0
+    kept = play(sensible("useful"))[-1]
+    assert unfinished_cost(CONFIG, kept.record, kept.after) == 0.0
+
+
+# -- levels ------------------------------------------------------------------------------------------------------------
 
 
 def test_any_task_has_a_loss_scale():
@@ -150,7 +162,7 @@ def test_any_task_has_a_loss_scale():
     assert scale.level(2.0) == 100.0
     assert scale.saved(0.5) == 25.0
     assert scale.level(math.inf) == scale.level(90.0) == pytest.approx(-50.0)  # 5 stds above the baseline
-    assert scale.level(-90.0) == pytest.approx(150.0)
+    assert scale.level(-90.0) == 100.0
     assert LossScale.for_classes(10).level(math.log(10) / 2) == pytest.approx(50.0)
     with pytest.raises(ValueError, match="must be above the target"):
         LossScale.of(1.0, 2.0)
@@ -183,7 +195,7 @@ def test_a_seed_at_alpha_0_is_judged_by_its_shadow():
     assert POINTS.worth(view(stage=Stage.HOLDING, shadow_benefit=points(8.0), contribution=points(5.0))) == 5.0
 
 
-# -- potentials ----------------------------------------------------------------------------------------------------------
+# -- potentials --------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -229,12 +241,13 @@ def test_a_contribution_is_believed_less_when_the_network_got_worse():
 @pytest.mark.parametrize(
     ("slot", "discounted", "expected"),
     [
-        ({"stage": Stage.HOLDING, "contribution": points(6.0)}, 1.0, -3.0),  # half of it is not safe yet
-        ({"stage": Stage.HOLDING, "contribution": points(6.0)}, 0.5, -4.5),  # a quarter is believed
-        ({"stage": Stage.HOLDING, "contribution": points(-4.0)}, 0.5, 2.0),  # half of the harm can still be undone
-        ({"stage": Stage.HOLDING, "contribution": points(90.0)}, 1.0, -5.0),  # limited to 10
-        ({"stage": Stage.BLENDING, "contribution": points(6.0), "retiring": True}, 1.0, -6.0),  # all of it will go
-        ({"stage": Stage.TRAINING, "shadow_benefit": points(8.0)}, 0.5, 1.2),  # 0.15 · 8: a promise has no discount
+        ({"stage": Stage.HOLDING, "contribution": points(4.0)}, 1.0, -2.0),  # half of it is not safe yet
+        ({"stage": Stage.HOLDING, "contribution": points(4.0)}, 0.5, -3.0),  # a quarter is believed
+        ({"stage": Stage.HOLDING, "contribution": points(-4.0)}, 0.5, 0.0),  # harm is in the level, in full
+        ({"stage": Stage.HOLDING, "contribution": points(90.0)}, 1.0, -2.5),  # limited to 5
+        ({"stage": Stage.BLENDING, "contribution": points(4.0), "retiring": True}, 1.0, -4.0),  # all of it will go
+        ({"stage": Stage.TRAINING, "shadow_benefit": points(4.0)}, 0.5, 0.6),  # 0.15 · 4: a promise has no discount
+        ({"stage": Stage.TRAINING, "shadow_benefit": points(90.0)}, 1.0, 0.75),
         ({"stage": Stage.TRAINING, "shadow_benefit": points(-8.0)}, 1.0, 0.0),  # the gate will not let it blend
         ({"stage": Stage.TRAINING}, 1.0, 0.0),
         ({"stage": Stage.FOSSILIZED, "contribution": points(6.0)}, 1.0, 0.0),  # the level has all of it
@@ -249,21 +262,21 @@ def test_credit_by_hand(slot, discounted, expected):
 def test_the_potential_of_each_mode_by_hand():
     """Covers: R144."""
     state = situation(
-        view(stage=Stage.FOSSILIZED), view(stage=Stage.HOLDING, dwell=4, contribution=points(6.0))
+        view(stage=Stage.FOSSILIZED), view(stage=Stage.HOLDING, dwell=4, contribution=points(4.0))
     )  # 400 parameters more: rent 2
     traces = {0: SeedTrace(1, 50.0, epochs_held=3), 1: SeedTrace(2, 60.0)}
     shaped = potential(RewardConfig(progress_weight=2.0), POINTS, state, 70.0, traces)
     assert shaped.score == 68.0
     assert shaped.progress == pytest.approx(2.0 * (1.0 + 0.8))
-    assert shaped.credit == -3.0
-    assert shaped.total == pytest.approx(68.0 + 3.6 - 3.0)
+    assert shaped.credit == -2.0
+    assert shaped.total == pytest.approx(68.0 + 3.6 - 2.0)
     assert potential(RewardConfig(mode="simplified"), POINTS, state, 70.0, traces).total == 68.0
     assert potential(RewardConfig(mode="sparse"), POINTS, state, 70.0, traces).total == 0.0
     assert potential(RewardConfig(mode="minimal"), POINTS, state, 70.0, traces).total == 0.0
     assert bounded(-440.0) == -100.0
 
 
-# -- declared costs ------------------------------------------------------------------------------------------------------
+# -- declared costs ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -317,7 +330,7 @@ def test_a_seed_pays_once_for_its_worst_claim():
     assert ratio_cost(RewardConfig(ratio_cost=0.0), 9e9, SeedTrace(2, 50.0)) == 0.0
 
 
-# -- detectors -------------------------------------------------------------------------------------------------------------
+# -- detectors ---------------------------------------------------------------------------------------------------------
 
 
 def test_detectors_name_the_seed_and_speak_once():

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from small_worlds import EAGER, FOREIGN, WORLDS, germinate, plant, run_epoch, same
 from torch import Tensor, nn
 
 from esper.actions import Action, Op
@@ -23,6 +22,7 @@ from esper.lifecycle import Stage
 from esper.tasks.data import Split
 from esper.tasks.feed import LoaderFeed, TensorFeed
 from esper.tasks.registry import cross_entropy, percent_correct
+from small_worlds import EAGER, FOREIGN, WORLDS, germinate, plant, run_epoch, same
 
 # -- three models that this repository does not define ------------------------------------------------------------
 

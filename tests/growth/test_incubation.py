@@ -9,7 +9,6 @@ import copy
 
 import pytest
 import torch
-from small_worlds import FOREIGN, PATIENT, WORLDS, germinate, learner_for, plant, run_epoch, same, scramble
 from torch import Tensor, nn
 
 from esper.actions import BLENDS, Action, Op
@@ -24,6 +23,7 @@ from esper.lifecycle import Rules, Stage
 from esper.tasks import load_task
 from esper.tasks.feed import TensorFeed
 from esper.tasks.registry import Task, cross_entropy
+from small_worlds import FOREIGN, PATIENT, WORLDS, germinate, learner_for, plant, run_epoch, same, scramble
 
 
 def buffers_of(module: nn.Module) -> list[Tensor]:
@@ -211,6 +211,24 @@ def test_an_incubating_seed_survives_a_seed_with_running_statistics_downstream()
     finally:
         registry._REGISTRY.clear()
         registry._REGISTRY.update(before)
+
+
+def test_a_seed_has_running_statistics_of_its_own_that_follow_its_shadow() -> None:
+    """Written in place or replaced: what the host would average with the seed in it, beside what it does average."""
+    learner = learner_for(WORLDS["spectral"], rules=PATIENT)
+    learner.apply(germinate(0, "conv"))
+    slot, host = learner.model.slots[0], learner.model.host
+    scramble(slot)
+    for _ in range(4):
+        run_epoch(learner)
+    own = buffers_of(host)
+    with slot.private_buffers():
+        assert int(host.passes) == 12  # type: ignore[arg-type]
+        private = host.mean.clone()  # type: ignore[union-attr, operator]
+    assert same(buffers_of(host), own)
+    assert int(host.passes) == 12  # type: ignore[arg-type]
+    assert private.any()
+    assert not torch.equal(private, host.mean)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("name", FOREIGN)

@@ -6,7 +6,6 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from small_worlds import BUILT_IN, WORLDS, plant, same
 from torch import Tensor, nn
 
 from esper.actions import BLENDS
@@ -15,6 +14,7 @@ from esper.growth.blueprints import blueprint, fitting, registry
 from esper.growth.model import GrowingModel
 from esper.growth.seed import parameter_count
 from esper.lifecycle import IllegalTransitionError, Stage
+from small_worlds import BUILT_IN, WORLDS, plant, same
 
 MLP = BUILT_IN["mlp"]
 

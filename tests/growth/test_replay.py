@@ -9,7 +9,6 @@ import itertools
 
 import pytest
 import torch
-from small_worlds import WORLDS, World, plant
 from torch import Tensor, nn
 
 from esper.growth.attach import attach
@@ -17,6 +16,7 @@ from esper.growth.blueprints import fitting
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Mode, Slot
 from esper.lifecycle import Stage
+from small_worlds import WORLDS, World, plant
 
 
 def full_run(model: GrowingModel, changes: dict[Slot, Mode], x: Tensor) -> Tensor:
@@ -167,9 +167,7 @@ def test_a_module_that_is_called_twice_only_in_training_is_not_answered_from_its
 
     class Twice(Chain):
         def forward(self, x: Tensor) -> Tensor:
-            x = self.front(x)
-            if self.training:
-                x = self.front(x)
+            x = self.front(x) - self.front(-2.0 * x) if self.training else self.front(x)
             for layer in self.layers:
                 x = layer(x)
             return self.head(x)

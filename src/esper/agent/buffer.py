@@ -236,6 +236,7 @@ class RolloutBuffer:
             discount,
             decay,
         )
+        self._check_finite(advantage)
         masks = ActionMasks(kept["masks.op"], kept["masks.slot"], kept["masks.blueprint"], kept["masks.blend"])
         return RolloutBatch(
             observation=Observation(*(kept[f"observation.{name}"] for name in _OBSERVATION)),
@@ -268,6 +269,16 @@ class RolloutBuffer:
             raise ValueError(
                 f"environment {row} stops being valid after step {step}, which neither terminated nor was truncated: "
                 "its return would be made up"
+            )
+
+    @staticmethod
+    def _check_finite(advantage: Tensor) -> None:
+        bad = ~torch.isfinite(advantage)
+        if bool(bad.any()):
+            row, step = (int(i) for i in bad.nonzero()[-1])  # the recursion runs backwards: the last is the source
+            raise ValueError(
+                f"environment {row}, step {step}: reward or value is not finite; one such step would poison the return "
+                "statistics for good"
             )
 
 

@@ -35,6 +35,9 @@ class PPOConfig:
     """Parts that each pass cuts the (permuted) rows into; 1 is the whole rollout at once."""
     clip: float = 0.2
     """Ratios are clipped to 1 ± this, per head."""
+    rare_head_share: float = 0.25
+    """A head's loss is the mean over the steps where it took effect, their count taken as at least this share of all
+    steps: a mean over three steps must not outweigh a hundred decisions of the op head (measured, docs/agent.md)."""
     target_kl: float | None = 0.02
     """Stop before a step beyond 1.5 × this; None never stops."""
     value_coefficient: float = 0.5

@@ -69,7 +69,7 @@ class MinibatchMetrics:
 
     @property
     def gradient_norm(self) -> Tensor:
-        return torch.linalg.vector_norm(self.gradient_norms)
+        return self.gradient_norms.square().sum().sqrt()
 
     def decision(self) -> Tensor:
         """What decides about the step: highest log-ratio, highest negative one, value gap, KL, gradient norm."""

@@ -12,11 +12,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from esper.agent.buffer import RolloutBatch, RolloutBuffer, RolloutStep
+from esper.agent.checkpoints import (
+    check_same_network,
+    config_data,
+    config_from_data,
+    load_checkpoint,
+    save_checkpoint,
+)
 from esper.agent.config import ADAM_EPSILON, PPOConfig
 from esper.agent.diagnostics import LSTMHealth, one_device
 from esper.agent.distributed import Reducer, SingleProcess
@@ -215,33 +224,63 @@ class PPOAgent:
         """Continue exactly where `state_dict` was taken. The network must have the same configuration."""
         self.network.load_state_dict(_under("network/", tensors))
         self.value_normaliser.moments.load(_under("values/", tensors))
-        stored = _under("observations/", tensors)
-        if bool(stored) != (self.observation_normaliser is not None):
-            raise ValueError(
-                f"the saved agent has {'an' if stored else 'no'} observation normaliser, this one has "
-                f"{'none' if stored else 'one'}"
-            )
+        observed = _under("observations/", tensors)
+        if bool(observed) != (self.observation_normaliser is not None):
+            has, lacks = ("an", "none") if observed else ("no", "one")
+            raise ValueError(f"the saved agent has {has} observation normaliser, this one has {lacks}")
         if self.observation_normaliser is not None:
-            self.observation_normaliser.load(stored)
-        saved = self.optimizer.state_dict()
+            self.observation_normaliser.load(observed)
         slots: dict[int, dict[str, Tensor]] = {}
         for name, tensor in _under("optimizer/", tensors).items():
             index, key = name.split("/")
             slots.setdefault(int(index), {})[key] = tensor
-        self.optimizer.load_state_dict({"state": slots, "param_groups": saved["param_groups"]})
-        if tensors["recurrent/hidden"].shape != self.state.hidden.shape:
-            raise ValueError(
-                f"the saved agent acted for {tensors['recurrent/hidden'].shape[1]} environments, this one for "
-                f"{self.state.hidden.shape[1]}"
-            )
-        self.state = RecurrentState(
-            tensors["recurrent/hidden"].to(self.device), tensors["recurrent/cell"].to(self.device)
-        )
-        self._start = tensors["start"].to(self.device)
-        self.generator.set_state(tensors["generator"].cpu())
+        self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
         self.update_count = int(tensors["update_count"])
         self.buffer.reset()
-        self._decision, self._batch = None, None
+        self.reset_state()
+        self._batch = None
+        if "generator" in tensors:  # a checkpoint upgraded from version 1 has no random and recurrent state
+            self._load_moment(tensors)
+
+    def _load_moment(self, tensors: Mapping[str, Tensor]) -> None:
+        """Where acting stood: recurrent state, episode starts, random numbers."""
+        hidden, cell = tensors["recurrent/hidden"].to(self.device), tensors["recurrent/cell"].to(self.device)
+        if hidden.shape != self.state.hidden.shape:
+            raise ValueError(
+                f"the saved agent acted for {hidden.shape[1]} environments, this one for {self.buffer.rows}: use as many "
+                "to continue exactly, or load_policy() to take the network alone"
+            )
+        self.state = RecurrentState(hidden, cell)
+        self._start = tensors["start"].to(self.device)
+        self.generator.set_state(tensors["generator"].cpu())
+
+    def save(self, path: str | Path, data: Mapping[str, Any] | None = None) -> None:
+        """Write a checkpoint; `data` is JSON that the caller wants back."""
+        network = config_data(self.network.config)
+        save_checkpoint(path, self.state_dict(), {"network": network, "caller": dict(data or {})})
+
+    def load(self, path: str | Path) -> dict[str, Any]:
+        """Continue from a checkpoint of `save`; gives back the caller's data."""
+        checkpoint = load_checkpoint(path, self.device)
+        check_same_network(checkpoint.data["network"], self.network.config)
+        self.load_state_dict(checkpoint.tensors)
+        return dict(checkpoint.data.get("caller", {}))
+
+
+def load_policy(
+    path: str | Path, device: torch.device | str = "cpu"
+) -> tuple[FactoredRecurrentActorCritic, ObservationNormaliser | None]:
+    """What an Actor needs from a checkpoint, to act for any number of environments."""
+    checkpoint = load_checkpoint(path, device)
+    config = config_from_data(checkpoint.data["network"])
+    network = FactoredRecurrentActorCritic(config).to(device)
+    network.load_state_dict(_under("network/", checkpoint.tensors))
+    observed = _under("observations/", checkpoint.tensors)
+    if not observed:
+        return network, None
+    normaliser = ObservationNormaliser(config.overall_features, config.slot_features, device=device)
+    normaliser.load(observed)
+    return network, normaliser
 
 
 def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

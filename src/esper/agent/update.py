@@ -171,7 +171,8 @@ def _losses(
     ratio = log_ratio.exp()  # [n, T, heads]
     clipped = ratio.clamp(1.0 - config.clip, 1.0 + config.clip)
     surrogate = torch.minimum(ratio * advantage, clipped * advantage)
-    policy_loss = -(_sum(surrogate, effective) / counts.effective.clamp(min=float(__import__("os").environ["SHARE"])*counts.steps.item())).sum()
+    count = torch.maximum(counts.effective, config.rare_head_share * counts.steps)
+    policy_loss = -(_sum(surrogate, effective) / count).sum()
 
     # Value: bounded gradient (Huber), and the worse of moved and clipped prediction.
     error = _value_error(out.value, batch.returns, config.huber_delta)

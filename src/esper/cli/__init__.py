@@ -15,6 +15,9 @@ from typing import Protocol
 
 COMMANDS = {
     "grow": "grow one model with a controller, and keep the plain model",
+    "compare": "controllers and static controls side by side on held-out draws",
+    "tune-heuristic": "search good settings for the heuristic, under a budget of steps",
+    "query": "ask the store of a run with SQL; without SQL, list its tables and views",
     "info": "what there is: tasks, controllers, blueprints, devices",
 }
 
@@ -84,4 +87,3 @@ def _overview() -> str:
             "esper COMMAND --help shows a command's options; --config FILE (TOML or JSON) sets their defaults.",
         ]
     )
-

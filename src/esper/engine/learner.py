@@ -40,7 +40,15 @@ class Learner:
     """Trains one growing model. It owns its random numbers, so neighbours cannot disturb it."""
 
     def __init__(
-        self, model: GrowingModel, optimizer: GrowingOptimizer, feed: Feed, loss: Loss, score: Score, *, seed: int = 0
+        self,
+        model: GrowingModel,
+        optimizer: GrowingOptimizer,
+        feed: Feed,
+        loss: Loss,
+        score: Score,
+        *,
+        seed: int = 0,
+        epochs: int | None = None,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -48,6 +56,8 @@ class Learner:
         self.loss = loss
         self.score = score
         self.epoch = 0
+        self.epochs = epochs
+        """The run's length, if it is known: after its last epoch the network stays as it was measured."""
         self._rng_state = torch.Generator().manual_seed(seed).get_state()
 
     # -- one epoch, in this order -------------------------------------------------------------------------------
@@ -103,7 +113,8 @@ class Learner:
                 shadow_benefit=measured.shadow_benefits.get(slot.index),
                 contribution=measured.contributions.get(slot.index),
             )
-        transitions = self.model.end_epoch(self.epoch)
+        last = self.epochs is not None and self.epoch + 1 >= self.epochs
+        transitions = [] if last else self.model.end_epoch(self.epoch)
         self._drop_pruned(transitions)
         self.epoch += 1
         return transitions

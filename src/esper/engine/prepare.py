@@ -46,4 +46,4 @@ def task_learner(
     updates = epochs * task.updates_per_epoch
     falling = LambdaLR(adam, lambda update: min(1.0, (updates - update) / (DECAY * updates)))
     optimizer = GrowingOptimizer(adam, [falling], warmup_updates=task.updates_per_epoch)
-    return Learner(growing, optimizer, feed, task.loss, task.score, seed=seed)
+    return Learner(growing, optimizer, feed, task.loss, task.score, seed=seed, epochs=epochs)

@@ -169,7 +169,6 @@ class GrowthEnv:
         before, learner = episode.situation, episode.learner
         broken = record.verdict is not None
         episode.over = broken or learner.epoch >= episode.draw.horizon
-        kept = self._settle(learner) if episode.over else None
         episode.records.append(record)
         with self._phase("observe"):
             after = observe(learner, episode.draw.horizon, tuple(episode.records))
@@ -180,16 +179,9 @@ class GrowthEnv:
                 after,
                 terminal=episode.over,
                 governor_penalty=self.reward.governor_penalty if broken else 0.0,
-                kept=kept,
             )
         episode.situation = after
         return StepInfo(record, reward)
-
-    def _settle(self, learner: Learner) -> Evaluation:
-        """The episode is over: unfinished seeds are not part of the result, which is measured without them."""
-        with self._phase("engine"):
-            learner.abandon_seeds("the episode ended first")
-            return gather([learner.evaluate()])[0]
 
     def _view(self) -> tuple[Observation, ActionMasks]:
         with self._phase("observe"):

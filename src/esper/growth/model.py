@@ -173,6 +173,11 @@ class GrowingModel(nn.Module):
         return self.host_parameters + sum(_count(seed) for seed in self.seeds.values())
 
     @property
+    def acting_parameters(self) -> int:
+        """Parameters of the host and of the seeds that take part in the output: what a person would take home."""
+        return self.host_parameters + sum(_count(slot.seed) for slot in self.joined if slot.seed is not None)
+
+    @property
     def incubating(self) -> list[Slot]:
         return [slot for slot in self.slots if slot.life.stage is Stage.TRAINING]
 

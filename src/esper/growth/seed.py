@@ -37,7 +37,7 @@ class Seed(nn.Module):
 
 @cache
 def parameter_count(name: str, shape: SlotShape, blend: str = "linear") -> int:
-    """The exact number of parameters of such a seed, constant ones included, without building it: no memory, no random numbers."""
+    """The exact size of such a seed, constants included, without building it: no memory, no random numbers."""
     # A blueprint of a user's may draw on the CPU whatever the default device is; the fork keeps even that from showing.
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         seed = Seed(name, shape, blend)

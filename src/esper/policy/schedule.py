@@ -22,7 +22,7 @@ from typing import Any
 
 from esper.actions import BLENDS, WAIT, Action, Op
 from esper.env.situation import Situation, SlotView
-from esper.growth.blueprints import LAYOUTS, blueprint_names
+from esper.growth.blueprints import LAYOUTS, SlotShape, blueprint_names, fitting
 from esper.policy.controller import RuleController
 
 
@@ -96,20 +96,26 @@ def parse_schedule(text: str, source: str, default_name: str = "schedule") -> Fi
     return FixedSchedule(str(document.get("name", default_name)), plantings)
 
 
-def _planting(entry: dict[str, Any], where: str) -> Planting:
+def _planting(entry: Any, where: str) -> Planting:
+    if not isinstance(entry, dict):
+        raise ScheduleError(f"{where}: an entry must be a table with epoch, slot and blueprint, not {entry!r}")
     _only_keys(entry, {"epoch", "slot", "blueprint", "blend"}, where)
     epoch, slot = entry.get("epoch"), entry.get("slot")
     if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
         raise ScheduleError(f"{where}: epoch must be a whole number from 0, not {epoch!r}")
-    if not isinstance(slot, str | int) or isinstance(slot, bool):
+    if not isinstance(slot, str | int) or isinstance(slot, bool) or (isinstance(slot, int) and slot < 0):
         raise ScheduleError(f"{where}: slot must be a path, a pattern or an index, not {slot!r}")
     named = entry.get("blueprint")
     blueprints = named if isinstance(named, dict) else dict.fromkeys(LAYOUTS, named)
+    if not blueprints:
+        raise ScheduleError(f"{where}: blueprint names no layout; the layouts are {', '.join(LAYOUTS)}")
     for layout, name in blueprints.items():
         if layout not in LAYOUTS:
             raise ScheduleError(f"{where}: unknown layout {layout!r}; the layouts are {', '.join(LAYOUTS)}")
         if name not in blueprint_names():
             raise ScheduleError(f"{where}: unknown blueprint {name!r}; there are {', '.join(blueprint_names())}")
+        if isinstance(named, dict) and name not in {b.name for b in fitting(SlotShape(layout, 1))}:
+            raise ScheduleError(f"{where}: blueprint {name!r} does not fit a {layout} slot")
     blend = entry.get("blend", "linear")
     if blend not in BLENDS:
         raise ScheduleError(f"{where}: unknown blend {blend!r}; choose one of {', '.join(BLENDS)}")

@@ -123,7 +123,9 @@ def grow(
         )
         made = make_optimizer([p for p in host.parameters() if p.requires_grad])
         optimizing = GrowingOptimizer(made, [scheduler(made)] if scheduler else [])
-        return Learner(growing, optimizing, feed, loss or default_loss, metric or default_metric, seed=seed)
+        return Learner(
+            growing, optimizing, feed, loss or default_loss, metric or default_metric, seed=seed, epochs=epochs
+        )
 
     learners = [learner(model, feed)]
     if control:

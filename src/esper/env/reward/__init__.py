@@ -4,19 +4,18 @@ from esper.env.reward.config import RewardConfig, check_gamma
 from esper.env.reward.detectors import Finding
 from esper.env.reward.level import LossScale
 from esper.env.reward.model import TERMS, RewardModel, RewardStep
-from esper.env.reward.objective import MissingMeasurementError, kept_parameters, rent, score, slots_not_kept
+from esper.env.reward.objective import Result, final_result, rent, score
 
 __all__ = [
     "TERMS",
     "Finding",
     "LossScale",
-    "MissingMeasurementError",
+    "Result",
     "RewardConfig",
     "RewardModel",
     "RewardStep",
     "check_gamma",
-    "kept_parameters",
+    "final_result",
     "rent",
     "score",
-    "slots_not_kept",
 ]

@@ -36,6 +36,8 @@ class RewardConfig:
     """Shaping: points that a seed's way through its life is worth at most."""
     contribution_weight: float = 0.5
     """Shaping: share of a measured contribution that is believed before the seed is kept."""
+    claim_limit: float = 5.0
+    """Most that a contribution counts for: what an unfinished seed forfeits at the end, and its shaping before."""
     attribution_steepness: float = 0.5
     """Shaping: disbelief per point that the network has lost since the seed was planted; 0 believes all."""
     legitimacy_epochs: int = 3
@@ -81,6 +83,7 @@ class RewardConfig:
 _NOT_NEGATIVE = (
     "rent_rate",
     "progress_weight",
+    "claim_limit",
     "attribution_steepness",
     "legitimacy_epochs",
     "action_cost",

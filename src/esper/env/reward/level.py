@@ -13,7 +13,7 @@ from esper.lifecycle import Contrast
 FULL_SCALE = 100.0
 """Points between a task's baseline and its target."""
 LOSS_CLIP_STDS = 5.0
-"""Losses count no further than this many stds beyond baseline and target: one explosion must not swamp an episode."""
+"""Losses count no further than this many stds above the baseline: one explosion must not swamp an episode."""
 STD_SHARE = 0.1
 """Default std as a share of the way from baseline to target."""
 
@@ -25,7 +25,7 @@ class LossScale:
     baseline: float
     """Loss of a network that has learnt nothing."""
     target: float
-    """Loss of a very good network."""
+    """Loss of a very good network; what is better still counts the same."""
     std: float
     """Usual size of a change; bounds what one bad epoch can do."""
 
@@ -48,9 +48,8 @@ class LossScale:
         return cls.of(math.log(classes))
 
     def level(self, loss: float) -> float:
-        reach = LOSS_CLIP_STDS * self.std
-        clipped = max(self.target - reach, min(self.baseline + reach, loss))
-        return self.saved(self.baseline - clipped)
+        worst = self.baseline + LOSS_CLIP_STDS * self.std
+        return self.saved(self.baseline - max(self.target, min(worst, loss)))
 
     def saved(self, loss: float) -> float:
         """Points for a difference of losses."""

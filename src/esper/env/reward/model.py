@@ -15,23 +15,17 @@ from esper.env.reward import costs
 from esper.env.reward.config import Mode, RewardConfig
 from esper.env.reward.detectors import SURE_ERRORS, Finding, detect
 from esper.env.reward.level import LossScale, Meter
-from esper.env.reward.objective import bounded, kept_accuracy, kept_parameters, score
+from esper.env.reward.objective import bounded, final_result, score
 from esper.env.reward.shaping import Potential, potential
 from esper.env.reward.traces import SeedTrace, follow
 from esper.env.situation import Situation
 
 SHAPING_TERMS = ("score_shaping", "progress_shaping", "credit_shaping")
-TERMS = (
-    "objective",
-    "governor",
-    *SHAPING_TERMS,
-    "action_cost",
-    "prune_cost",
-    "indecision_cost",
-    "ratio_cost",
-)
+COST_TERMS = ("unfinished", "governor", "action_cost", "prune_cost", "indecision_cost", "ratio_cost")
+"""Never above 0."""
+TERMS = ("objective", *SHAPING_TERMS, *COST_TERMS)
 """Every term, in every mode; one that the mode does not use is 0."""
-_ALWAYS = ("objective", "governor")
+_ALWAYS = ("objective", "unfinished", "governor")
 TERMS_OF_MODE: dict[Mode, tuple[str, ...]] = {
     "shaped": TERMS,
     "simplified": (*_ALWAYS, "score_shaping", "action_cost"),
@@ -97,9 +91,9 @@ class RewardModel:
     ) -> RewardStep:
         """The reward for getting from `before` to `after`.
 
-        `terminal` is the end of the process, not a cut of the rollout. `kept` is the result without its unfinished
-        seeds (`slots_not_kept`); it is needed at the end if there are two or more of them. A `governor_penalty` says
-        that the run broke; give the restored network as `kept` if that is what counts.
+        `terminal` is the end of the process, not a cut of the rollout. What counts is then the network that the epoch
+        measured, unless someone removed seeds and measured again (`kept`); `after` must then be the situation after
+        that. A `governor_penalty` says that the run broke and was restored.
         """
         self._check(before, after, governor_penalty)
         level_before, level = self._levels(record)
@@ -114,13 +108,9 @@ class RewardModel:
         terms["action_cost"] -= costs.action_cost(self.config, record.effect)
         terms["prune_cost"] -= costs.prune_cost(self.config, self._meter, before, record.effect)
         terms["governor"] -= governor_penalty
-        final = self._final(record, after, kept, broken=governor_penalty > 0.0) if terminal else None
-        if final is not None:
-            terms["objective"] += bounded(final)
+        final = self._end(terms, before, record, after, kept) if terminal else None
         self._shape(terms, Potential() if terminal else self._reached(after, level))
-        self._level, self._epoch = level, None if terminal else after.epoch
-        if terminal:
-            self._host_parameters = None
+        self._level, self._epoch = level, after.epoch
         return RewardStep(self._paid(terms), tuple(events), self._potential.total, final)
 
     # -- the parts ------------------------------------------------------------------------------------------------
@@ -172,9 +162,17 @@ class RewardModel:
             events += detect(record.epoch, slot, trace, contribution, improvement, ratio, sure=sure)
         return events
 
-    def _final(self, record: EpochRecord, after: Situation, kept: Evaluation | None, *, broken: bool) -> float:
-        accuracy = kept_accuracy(record, after, kept, broken=broken)
-        return score(accuracy, kept_parameters(after), after.host_parameters, self.config.rent_rate)
+    def _end(
+        self, terms: dict[str, float], before: Situation, record: EpochRecord, after: Situation, kept: Evaluation | None
+    ) -> float:
+        """Pay the objective and close the episode; the true score."""
+        self._host_parameters = None
+        if kept is None and record.verdict is None:  # else unfinished seeds are gone, with all that they gave
+            terms["unfinished"] -= costs.unfinished_cost(self.config, record, after)
+        result = final_result(before, record, after, kept)
+        final = score(result.accuracy, result.parameters, after.host_parameters, self.config.rent_rate)
+        terms["objective"] += bounded(final)
+        return final
 
     def _paid(self, terms: dict[str, float]) -> dict[str, float]:
         """The terms of the mode, scaled. Clamping came first, so that the scale changes every magnitude (R116)."""

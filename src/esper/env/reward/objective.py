@@ -1,25 +1,31 @@
-"""The objective, stated once: the score of what is kept. Reward and comparison both use `score`.
+"""The objective, stated once: the score of the network that an episode ends with. `esper compare` uses it too.
 
-Kept are the host and its fossilized seeds. A seed that is unfinished when the episode ends is not part of the
-result: it pays no rent, and the accuracy that counts is that of the network without it.
+That network is the host and every seed that acts in it, finished or not: what a person would take home. A seed that
+was never decided on is no way around FOSSILIZE: at the end it forfeits what it claims, see `costs.unfinished_cost`.
 """
 
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 from esper.engine.eager import EpochRecord
 from esper.engine.measure import Evaluation
 from esper.env.reward.config import RENT_RATE
 from esper.env.situation import Situation
-from esper.lifecycle import Stage
 
 SCORE_LIMIT = 100.0
 """Rewards and potentials clamp a score to ± this: a network a hundred times its host is no better than chance."""
 
 
-class MissingMeasurementError(ValueError):
-    """The kept network was not measured, and its accuracy does not follow from what was."""
+@dataclass(frozen=True, slots=True)
+class Result:
+    """The network that an episode ends with."""
+
+    accuracy: float
+    """In percent."""
+    parameters: int
+    """Of the host and the seeds that act."""
 
 
 def rent(parameters: int, host_parameters: int, rate: float = RENT_RATE) -> float:
@@ -36,36 +42,18 @@ def bounded(points: float) -> float:
     return max(-SCORE_LIMIT, min(SCORE_LIMIT, points))
 
 
-def kept_parameters(situation: Situation) -> int:
-    """Parameters of the host and its fossilized seeds."""
-    seeds = (slot.parameters for slot in situation.slots if slot.stage is Stage.FOSSILIZED)
-    return situation.host_parameters + sum(seeds)
-
-
-def slots_not_kept(record: EpochRecord, after: Situation) -> tuple[int, ...]:
-    """Slots whose seed acted in the measured network but is not kept: to be off when the result is measured."""
-    return tuple(
-        slot.index for slot in after.slots if record.alphas[slot.index] > 0.0 and slot.stage is not Stage.FOSSILIZED
-    )
-
-
-def kept_accuracy(record: EpochRecord, after: Situation, kept: Evaluation | None, *, broken: bool) -> float:
-    """Accuracy of the kept network: `kept` if given, else from the last epoch's measurements where they suffice."""
+def final_result(before: Situation, record: EpochRecord, after: Situation, kept: Evaluation | None = None) -> Result:
+    """The network that the last epoch measured, or the one that was measured after it (`kept`, which `after` shows)."""
     if kept is not None:
-        return _finite(kept.accuracy)
-    accuracy = _finite(record.measured.accuracy)
-    loose = slots_not_kept(record, after)
-    if not loose or broken:  # a broken network is worth what it shows, not what it might be without some seed
-        return accuracy
-    contribution = record.measured.contributions.get(loose[0])
-    if len(loose) == 1 and contribution is not None:
-        return accuracy - _finite(contribution.accuracy)
-    paths = ", ".join(after.slots[index].path for index in loose)
-    raise MissingMeasurementError(
-        f"the episode ends with unfinished seeds at {paths}: measure the network without them and pass it as `kept`"
-    )
+        return Result(_finite(kept.accuracy), after.parameters)
+    if record.verdict is not None:  # the epoch was undone: what was measured is the restored network
+        return Result(_finite(record.measured.accuracy), after.parameters)
+    # Incubating seeds do not act: they neither help nor pay. Sizes are from before the epoch, because a seed that was
+    # ramped out at its end is gone by now, but it acted.
+    acting = (slot.parameters for slot in before.slots if record.alphas[slot.index] > 0.0)
+    return Result(_finite(record.measured.accuracy), before.host_parameters + sum(acting))
 
 
-def _finite(points: float) -> float:
+def _finite(accuracy: float) -> float:
     """A network without a finite accuracy knows nothing."""
-    return points if math.isfinite(points) else 0.0
+    return accuracy if math.isfinite(accuracy) else 0.0

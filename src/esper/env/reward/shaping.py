@@ -11,14 +11,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from esper.env.reward.config import RewardConfig
+from esper.env.reward.costs import claim
 from esper.env.reward.level import Meter
 from esper.env.reward.objective import bounded, rent
 from esper.env.reward.traces import SeedTrace
 from esper.env.situation import Situation, SlotView
 from esper.lifecycle import LIVE, Stage
 
-CREDIT_LIMIT = 10.0
-"""Contributions count up to this: leaving out a seed that the host relies on overstates what it added."""
 PROGRESS: Mapping[Stage, float] = {
     Stage.GERMINATED: 0.1,
     Stage.TRAINING: 0.2,
@@ -91,24 +90,16 @@ def discount(config: RewardConfig, trace: SeedTrace | None, level: float) -> flo
 
 
 def credit(config: RewardConfig, meter: Meter, slot: SlotView, discount: float = 1.0) -> float:
-    """What an unfinished seed changes about the score: a promise added, or a contribution that is not safe yet.
+    """What an unfinished seed changes about the score: a promise added, or a claim that is not safe yet.
 
-    The level contains the contribution c of a seed that acts. Were the episode over, c would be lost; were the seed
-    kept, it would stay. So a believed share of c is left in and the rest taken out, until fossilizing puts it back.
+    The level contains what a seed gives that acts. Were the episode over, its claim would be forfeited; once it is
+    fossilized, it is safe. So the share of the claim that is not believed is taken out, and fossilizing puts it back.
     """
     if slot.stage not in LIVE:
         return 0.0
     contribution = meter.value(slot.contribution)
     if contribution is not None:
-        claimed = _limited(contribution)
-        believed = 0.0 if slot.retiring else config.contribution_weight * (discount if claimed > 0.0 else 1.0)
-        return -(1.0 - believed) * claimed
-    promised = meter.value(slot.shadow_benefit)
-    if promised is None or slot.retiring:
-        return 0.0
+        believed = 0.0 if slot.retiring else config.contribution_weight * discount
+        return -(1.0 - believed) * claim(config, contribution)
     # No discount here: nothing depends on an incubating seed, so its shadow cannot be a ransom.
-    return config.proxy_weight * max(0.0, _limited(promised))
-
-
-def _limited(points: float) -> float:
-    return max(-CREDIT_LIMIT, min(CREDIT_LIMIT, points))
+    return 0.0 if slot.retiring else config.proxy_weight * claim(config, meter.value(slot.shadow_benefit))

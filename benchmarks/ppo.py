@@ -1,0 +1,159 @@
+"""This agent against sb3-contrib's RecurrentPPO (as shipped): one run, one environment, same epochs and minibatches.
+
+    python benchmarks/ppo.py [--steps 51200] [--seed 0] [--hidden 128]
+
+CartPole without velocities, 8 environments, rollouts of 128 steps, 4 epochs of 4 minibatches, the same LSTM width. Times
+are CPU seconds of one thread, so that a busy machine disturbs them little. Needs stable-baselines3 and sb3-contrib,
+which are not dependencies of Esper: install them into a virtual environment of their own together with Esper.
+Exits with 1 if the update is less than 5 times or the rollout step less than 2 times as fast, with 2 without the peer.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+from time import process_time
+from typing import Any
+
+import numpy as np
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "agent"))
+from toy_environments import CartPoleWithoutVelocities, evaluate, make_agent, rollout
+
+from esper.agent.config import PPOConfig
+
+try:
+    import gymnasium
+    from sb3_contrib import RecurrentPPO
+    from stable_baselines3.common.vec_env import VecEnv
+except ImportError:
+    print("benchmarks/ppo.py: sb3-contrib is not installed, so there is nothing to compare with; see its first lines")
+    sys.exit(2)
+
+ENVIRONMENTS, ROW, EPOCHS, MINIBATCHES = 8, 128, 4, 4
+LEARNING_RATE, DISCOUNT, DECAY = 1e-3, 0.99, 0.95
+
+
+class PeerCartPole(VecEnv):
+    """The same environment behind the peer's interface."""
+
+    def __init__(self, environments: int, seed: int) -> None:
+        box = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
+        self.env = CartPoleWithoutVelocities(environments, seed)
+        super().__init__(environments, box, gymnasium.spaces.Discrete(2))
+
+    def reset(self) -> np.ndarray:
+        return self.env.reset()[0].overall.numpy().copy()
+
+    def step_async(self, actions: np.ndarray) -> None:
+        self.actions = torch.as_tensor(actions)
+
+    def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
+        action = torch.zeros(self.num_envs, 4, dtype=torch.int64)
+        action[:, 3] = self.actions
+        step = self.env.step(action)
+        done = (step.terminated | step.truncated).numpy()
+        infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
+        for n in done.nonzero()[0]:
+            infos[n]["terminal_observation"] = step.final.overall[n].numpy()
+            infos[n]["TimeLimit.truncated"] = bool(step.truncated[n])
+        return step.observation.overall.numpy().copy(), step.reward.numpy(), done, infos
+
+    def close(self) -> None: ...
+    def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
+        return [None] * self.num_envs
+
+    def set_attr(self, attr_name: str, value: Any, indices: Any = None) -> None: ...
+    def env_method(self, *args: Any, **kwargs: Any) -> list[Any]:
+        return [None] * self.num_envs
+
+    def env_is_wrapped(self, wrapper_class: Any, indices: Any = None) -> list[bool]:
+        return [False] * self.num_envs
+
+
+class TimedPeer(RecurrentPPO):
+    """Nothing changed, only timed."""
+
+    update_seconds, rollout_seconds = 0.0, 0.0
+
+    def train(self) -> None:
+        began = process_time()
+        super().train()
+        self.update_seconds += process_time() - began
+
+    def collect_rollouts(self, *args: Any, **kwargs: Any) -> bool:
+        began = process_time()
+        going = super().collect_rollouts(*args, **kwargs)
+        self.rollout_seconds += process_time() - began
+        return going
+
+
+def run_peer(total: int, seed: int, hidden: int) -> tuple[float, float, float]:
+    model = TimedPeer(
+        "MlpLstmPolicy",
+        PeerCartPole(ENVIRONMENTS, seed),
+        learning_rate=LEARNING_RATE,
+        n_steps=ROW,
+        batch_size=ENVIRONMENTS * ROW // MINIBATCHES,
+        n_epochs=EPOCHS,
+        gamma=DISCOUNT,
+        gae_lambda=DECAY,
+        seed=seed,
+        device="cpu",
+        policy_kwargs={"lstm_hidden_size": hidden},
+    )
+    model.learn(total)
+    test = PeerCartPole(20, 1000 + seed)
+    observation, state, start = test.reset(), None, np.ones(20, dtype=bool)
+    returns: dict[int, float] = {}
+    scores = np.zeros(20)
+    while len(returns) < 20:
+        action, state = model.predict(observation, state, start, deterministic=True)
+        observation, reward, start, _ = test.step(action)
+        scores += reward
+        for n in start.nonzero()[0]:
+            returns.setdefault(int(n), float(scores[n]))
+    return model.rollout_seconds, model.update_seconds, float(np.mean(list(returns.values())))
+
+
+def run_ours(total: int, seed: int, hidden: int) -> tuple[float, float, float]:
+    env = CartPoleWithoutVelocities(ENVIRONMENTS, seed)
+    config = PPOConfig(
+        learning_rate=LEARNING_RATE, discount=DISCOUNT, gae_decay=DECAY, epochs=EPOCHS, minibatches=MINIBATCHES,
+        target_kl=None,  # every epoch is run, as the peer does
+    )  # fmt: skip
+    agent = make_agent(env, config, ROW, seed, hidden=hidden)
+    acting, learning, now = 0.0, 0.0, env.reset()
+    for _ in range(total // (ENVIRONMENTS * ROW)):
+        began = process_time()
+        now = rollout(env, agent, now)
+        between = process_time()
+        agent.update()
+        acting, learning = acting + between - began, learning + process_time() - between
+    return acting, learning, evaluate(CartPoleWithoutVelocities(20, 1000 + seed), agent, 20)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--steps", type=int, default=51_200, help="environment steps to train each agent for")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--hidden", type=int, default=128, help="LSTM width of both")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    ours = run_ours(options.steps, options.seed, options.hidden)
+    peer = run_peer(options.steps, options.seed, options.hidden)
+    print(f"{options.steps} steps, seed {options.seed}, LSTM width {options.hidden}, CPU time of one thread")
+    print(f"{'':28}{'esper':>10}{'sb3-contrib':>14}{'ratio':>8}")
+    per_step = [1e3 * x[0] * ENVIRONMENTS / options.steps for x in (ours, peer)]
+    per_transition = [1e6 * x[1] / options.steps for x in (ours, peer)]
+    rollout_ratio, update_ratio = per_step[1] / per_step[0], per_transition[1] / per_transition[0]
+    print(f"{'rollout, ms per 8-env step':28}{per_step[0]:10.3f}{per_step[1]:14.3f}{rollout_ratio:8.1f}")
+    print(f"{'update, µs per transition':28}{per_transition[0]:10.1f}{per_transition[1]:14.1f}{update_ratio:8.1f}")
+    print(f"{'final return (20 episodes)':28}{ours[2]:10.1f}{peer[2]:14.1f}")
+    return 0 if update_ratio >= 5.0 and rollout_ratio >= 2.0 else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

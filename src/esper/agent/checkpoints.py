@@ -1,0 +1,206 @@
+"""Checkpoints: named tensors and JSON in one safetensors file. Reading one never executes anything.
+
+A file is written beside its place, flushed to disk, then renamed over it, so there is always a whole one. `data` is any
+JSON: the network's configuration, counters, and what the training loop wants to keep.
+
+Older versions are not guessed at while loading: `load_checkpoint` refuses them and names the command, and
+`upgrade_checkpoint` rewrites them, one registered step per version.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save
+from torch import Tensor
+
+from esper.policy.distribution import ActionSpace
+from esper.policy.network import NetworkConfig
+
+CHECKPOINT_VERSION = 2
+"""What this code writes and reads.
+
+1  a torch.save dictionary: network, optimizer, config, update_count. No random state, no return statistics.
+2  safetensors with a JSON header: everything that determines the future, so that a resumed run is the same run.
+"""
+
+_HEADER = "esper"
+
+
+class CheckpointError(ValueError):
+    """A file that is no checkpoint, or none for this purpose. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Checkpoint:
+    """What a file holds."""
+
+    tensors: dict[str, Tensor]
+    data: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointInfo:
+    """What can be said about a file without reading its tensors (version 1: with reading them)."""
+
+    path: Path
+    version: int
+    data: dict[str, Any]
+    tensors: dict[str, tuple[int, ...]]
+    """Shapes by name."""
+
+    @property
+    def current(self) -> bool:
+        return self.version == CHECKPOINT_VERSION
+
+
+def save_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
+    """Write atomically: after a crash the old file or the new one is there, never half of one."""
+    header = json.dumps({"version": CHECKPOINT_VERSION, "data": dict(data)}, sort_keys=True)
+    content = save({n: t.detach().contiguous().cpu().clone() for n, t in tensors.items()}, metadata={_HEADER: header})
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)  # the rename itself
+    finally:
+        os.close(directory)
+
+
+def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Checkpoint:
+    """Tensors one by one straight to `device`: no second copy of the file is held."""
+    info = inspect_checkpoint(path)
+    if info.version > CHECKPOINT_VERSION:
+        raise CheckpointError(
+            f"{path} is a checkpoint of version {info.version}, this Esper reads {CHECKPOINT_VERSION}: use a newer one"
+        )
+    if not info.current:
+        raise CheckpointError(
+            f"{path} is a checkpoint of version {info.version}, this Esper reads {CHECKPOINT_VERSION}. "
+            f"Convert it with: esper checkpoint upgrade {path}"
+        )
+    with safe_open(path, framework="pt", device=str(device)) as file:
+        return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, info.data)  # noqa: SIM118
+
+
+def inspect_checkpoint(path: str | Path) -> CheckpointInfo:
+    """Version, JSON and shapes of any version."""
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint {path}")
+    try:
+        with safe_open(path, framework="pt") as file:
+            header = (file.metadata() or {}).get(_HEADER)
+            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError:
+        version, data, tensors = _read_old(path)
+        return CheckpointInfo(path, version, data, {name: tuple(t.shape) for name, t in tensors.items()})
+    if header is None:
+        raise CheckpointError(f"{path} holds tensors, but is not one of Esper's checkpoints (no {_HEADER!r} header)")
+    try:
+        parsed = json.loads(header)
+        return CheckpointInfo(path, int(parsed["version"]), dict(parsed["data"]), shapes)
+    except (ValueError, KeyError, TypeError) as error:
+        raise CheckpointError(f"{path} has a damaged header: {error!r}") from error
+
+
+# --- upgrading --------------------------------------------------------------------------------------------------------
+
+Upgrade = Callable[[dict[str, Tensor], dict[str, Any]], tuple[dict[str, Tensor], dict[str, Any]]]
+UPGRADES: dict[int, Upgrade] = {}
+"""From version n to n + 1."""
+
+
+def upgrade_checkpoint(path: str | Path, out: str | Path | None = None) -> tuple[int, Path]:
+    """Rewrite `path` (or write `out`) in the current version. Returns the version it had, and where it now is."""
+    path, target = Path(path), Path(out or path)
+    info = inspect_checkpoint(path)
+    if info.version > CHECKPOINT_VERSION:
+        raise CheckpointError(f"{path} has version {info.version}, newer than this Esper's {CHECKPOINT_VERSION}")
+    if info.current:
+        loaded = load_checkpoint(path)
+        tensors, data = loaded.tensors, loaded.data
+    elif info.version == 1:
+        _, data, tensors = _read_old(path)
+    else:
+        with safe_open(path, framework="pt") as file:
+            tensors, data = {name: file.get_tensor(name) for name in file.keys()}, info.data  # noqa: SIM118
+    for version in range(info.version, CHECKPOINT_VERSION):
+        if version not in UPGRADES:
+            raise CheckpointError(f"no way from version {version} to {version + 1}: {path} cannot be upgraded")
+        tensors, data = UPGRADES[version](tensors, data)
+    save_checkpoint(target, tensors, data)
+    return info.version, target
+
+
+def _read_old(path: Path) -> tuple[int, dict[str, Any], dict[str, Tensor]]:
+    """A version 1 file: a dictionary by torch.save, read without executing anything."""
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # torch raises half a dozen kinds for files that are not its own, or not safe
+        raise CheckpointError(
+            f"{path} is not a checkpoint of Esper, or holds more than tensors and plain data; it was not loaded"
+        ) from error
+    if not isinstance(content, dict) or "version" not in content or "network" not in content:
+        raise CheckpointError(f"{path} is a torch file, but not a checkpoint of Esper")
+    tensors = {f"network/{name}": tensor for name, tensor in content["network"].items()}
+    for index, slots in content["optimizer"]["state"].items():
+        tensors |= {f"optimizer/{index}/{name}": tensor for name, tensor in slots.items()}
+    tensors["update_count"] = torch.tensor(int(content["update_count"]))
+    return int(content["version"]), {"network": dict(content["config"])}, tensors
+
+
+def _from_1_to_2(tensors: dict[str, Tensor], data: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Version 1 critics predicted plain returns: mean 0, deviation 1. Its random state is gone; say so."""
+    for name, value in (("count", 0.0), ("mean", [0.0]), ("variance", [1.0])):
+        tensors[f"values/{name}"] = torch.tensor(value, dtype=torch.float64)
+    note = "upgraded from version 1: continues to learn, but not with the random numbers it would have drawn"
+    return tensors, {**data, "note": note}
+
+
+UPGRADES[1] = _from_1_to_2
+
+
+# --- configurations ---------------------------------------------------------------------------------------------------
+
+
+def config_data(config: NetworkConfig) -> dict[str, Any]:
+    """As JSON."""
+    return {**asdict(config), "space": [list(row) for row in config.space.uses]}
+
+
+def config_from_data(data: Mapping[str, Any]) -> NetworkConfig:
+    """The inverse. A missing key is an error: a default would be a guess about someone's weights."""
+    names = {field.name for field in fields(NetworkConfig)}
+    missing, unknown = sorted(names - set(data)), sorted(set(data) - names)
+    if missing or unknown:
+        raise CheckpointError(f"network configuration: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
+    rows = tuple((bool(a), bool(b), bool(c), bool(d)) for a, b, c, d in data["space"])
+    return NetworkConfig(**{**data, "space": ActionSpace(rows)})
+
+
+def check_same_network(saved: Mapping[str, Any], config: NetworkConfig) -> None:
+    """Refuse weights that were made for something else, naming every difference."""
+    ours = config_data(config)
+    theirs = config_data(config_from_data(saved))
+    differences = [
+        f"{name}: saved {theirs[name]!r}, here {ours[name]!r}" for name in ours if ours[name] != theirs[name]
+    ]
+    if differences:
+        raise CheckpointError("the checkpoint was made for another network: " + "; ".join(differences))

@@ -1,0 +1,198 @@
+"""`esper compare`: controllers and static controls side by side on held-out draws."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from esper.cli.episodes import Watch, claim_file, clock, pick_workers, with_interval
+from esper.cli.grow import _claim as claim
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from esper.training.comparison import Comparison, Row
+
+
+@dataclass(frozen=True)
+class Compare:
+    """Judge frozen controllers on the same held-out draws, with intervals, and against networks that do not grow."""
+
+    task: str = "mixed"
+    """A family of tasks (mixed, natural) or one task; `esper info` lists the tasks."""
+    controllers: str = "none,random,schedule,heuristic"
+    """Names and paths, separated by commas: none, random, schedule, heuristic, or a file that holds a controller."""
+    episodes: int = 32
+    """Held-out draws; every controller works on all of them."""
+    seed: int = 0
+    """Another seed, other draws."""
+    workers: int | None = None
+    """Processes that share the work; the default is one per CPU core, or one with a GPU. The results do not change."""
+    controls: bool = True
+    """Also train static networks: wider hosts, and the best controller's final networks from scratch."""
+    out: Path | None = None
+    """Folder for the table as JSON and the plot; the default is compared/TASK-SEED."""
+    json: str | None = None
+    """Also write the JSON to this file; - is the standard output, in place of the table."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
+
+    def run(self) -> int:
+        from rich.console import Console
+
+        from esper.tasks.family import get_family
+        from esper.training.comparison import compare, summarise, to_json
+        from esper.training.evaluation import draw_numbers
+        from esper.training.growing import pick_device
+        from esper.training.interrupt import interruptible
+
+        numbers = draw_numbers(self.episodes, self.seed)
+        controllers = _labels(self.controllers)
+        get_family(self.task).draw(numbers[0], held_out=True)  # find out now, not in a worker, what cannot be drawn
+        device = pick_device(self.device)
+        out = self.out or Path("compared") / f"{self.task}-{self.seed}"
+        claim(out)
+        if self.json not in (None, "-"):
+            claim_file(Path(str(self.json)), "--json")
+        console = Console(stderr=self.json == "-")
+        with interruptible() as interrupt, Watch(console) as watch:
+            found = compare(
+                self.task,
+                controllers,
+                numbers,
+                controls=self.controls,
+                workers=pick_workers(self.workers, device.type),
+                device=device,
+                progress=watch.note,
+                stop=lambda: interrupt.requested,
+            )
+        rows = summarise(found)
+        facts = to_json(found, rows)
+        written = _write(out, self.json, facts)
+        written += _plot(out / "comparison.png", found, rows, console)
+        if self.json == "-":
+            print(json.dumps(facts, indent=1))
+        _show(console, found, rows)
+        console.print(f"Written: {', '.join(written)}")
+        return 130 if found.interrupted else 0
+
+
+def _labels(words: str) -> dict[str, str]:
+    """By the name in the table: the controller's name or path. Each must be one that can be made."""
+    from esper.policy.catalogue import make_controller
+
+    found: dict[str, str] = {}
+    for word in filter(None, (part.strip() for part in words.split(","))):
+        make_controller(word)
+        label = word if Path(word).name in found else Path(word).name
+        if label in found:
+            raise ValueError(f"the controller {word!r} is named twice")
+        found[label] = word
+    if not found:
+        raise ValueError("no controller is named: give --controllers some names or paths, separated by commas")
+    return found
+
+
+def _write(out: Path, also: str | None, facts: dict[str, Any]) -> list[str]:
+    paths = [out / "comparison.json", *([Path(also)] if also not in (None, "-") else [])]
+    for path in paths:
+        path.write_text(json.dumps(facts, indent=1), "utf-8")
+    return [str(path) for path in paths]
+
+
+def _plot(path: Path, found: Comparison, rows: list[Row], console: Console) -> list[str]:
+    from esper.training.comparison_plot import plot_comparison
+    from esper.training.plot import PlotUnavailableError
+
+    if not rows:
+        return []
+    try:
+        plot_comparison(path, found, rows)
+    except PlotUnavailableError as error:
+        console.print(f"note: {error}")
+        return []
+    return [str(path)]
+
+
+# -- the table --------------------------------------------------------------------------------------------------------
+
+
+def _show(console: Console, found: Comparison, rows: list[Row]) -> None:
+    from rich.table import Table
+
+    if found.interrupted:
+        console.print("Interrupted: this is what was completed.")
+    if not rows:
+        console.print("No draw was completed by every controller: there is nothing to compare.")
+        return
+    rule = found.best_rule()
+    count = len(found.common)
+    table = Table(
+        title=f"{found.family}: {count} held-out draw{'s' * (count != 1)}, the same for all", title_justify="left"
+    )
+    table.add_column("")
+    for heading, cell in _columns(rule).items():
+        if any(cell(row) != "–" for row in rows):
+            table.add_column(heading, justify="right")
+    shown = [cell for cell in _columns(rule).values() if any(cell(row) != "–" for row in rows)]
+    for i, row in enumerate(rows):
+        last_of_kind = i + 1 == len(rows) or rows[i + 1].is_control != row.is_control
+        table.add_row(_name(row, count), *(cell(row) for cell in shown), end_section=last_of_kind)
+    console.print(table)
+    for line in _legend(found, rows):
+        console.print(f"[dim]{line}[/dim]", highlight=False)
+
+
+def _columns(rule: str | None) -> dict[str, Callable[[Row], str]]:
+    """Heading → cell. A column that has nothing to say in any row is left out."""
+    return {
+        "test\naccuracy": lambda row: with_interval(row.test_accuracy),
+        "param-\neters": lambda row: f"×{row.parameters_ratio:.2f}",
+        "FLOPs": lambda row: f"×{row.flops_ratio:.2f}",
+        "training\nFLOPs": lambda row: f"×{row.training_flops_ratio:.2f}",
+        "score": lambda row: with_interval(row.score),
+        "IQM of\nscore": lambda row: with_interval(row.score_iqm),
+        "score\nvs none": lambda row: with_interval(row.vs_none, "+.1f", row.better_than_none),
+        f"score\nvs {rule}": lambda row: (
+            "–" if rule == "none" else with_interval(row.vs_best_rule, "+.1f", row.better_than_best_rule)
+        ),
+        "capacity\nregret": lambda row: with_interval(row.regret, "+.1f"),
+    }
+
+
+def _name(row: Row, draws: int) -> str:
+    star = " [bold]*[/bold]" if row.on_front else ""
+    part = f"\n[dim]{row.episodes} of {draws} draws[/dim]" if row.episodes != draws else ""
+    head, colon, rest = row.name.partition(": ")
+    name = f"{head}:\n{rest}" if colon else f"[bold]{head}[/bold]" if not row.is_control else head
+    return name + star + part
+
+
+def _legend(found: Comparison, rows: list[Row]) -> list[str]:
+    from esper.env.reward.config import RENT_RATE
+
+    rule = found.best_rule()
+    lines = [
+        f"score: test accuracy − {RENT_RATE:g} points per extra host-size of parameters kept; × relates to the host",
+        "below a number its bootstrap 95 % interval; differences are paired; P: probability of improvement",
+        "*: on the Pareto front of accuracy against parameters",
+    ]
+    if rule not in (None, "none"):
+        lines.append(f"{rule} is the rule-based controller with the best mean score")
+    if any(row.regret is not None for row in rows):
+        lines.append(
+            "capacity regret: points of accuracy below the best static width of the same size; lower is better"
+        )
+    governed = {row.name: row.governed for row in rows if row.governed}
+    if governed:
+        ended = ", ".join(f"{name} {count}" for name, count in governed.items())
+        lines.append(f"the governor ended episodes early: {ended}")
+    spent = found.seconds
+    lines.append(f"took {clock(spent)}")
+    return lines
+
+
+COMMAND = Compare

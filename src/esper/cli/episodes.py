@@ -1,0 +1,74 @@
+"""What the commands that run many episodes share: progress, places to write, and numbers with their intervals."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from esper.training.statistics import Estimate
+
+
+class Watch:
+    """Episodes done and the time that is left: a live bar for a person, a line now and then in a file."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.started = time.perf_counter()
+        self.said = 0.0
+
+    def __enter__(self) -> Watch:
+        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("episodes, {task.description}"), TimeElapsedColumn())
+        self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.job = self.bar.add_task("starting", total=None)
+        self.bar.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.bar.stop()
+
+    def note(self, done: int, total: int, label: str) -> None:
+        spent = time.perf_counter() - self.started
+        left = f"{clock(spent * (total - done) / done)} left"
+        self.bar.update(self.job, completed=done, total=total, description=f"{left}; last: {label}")
+        if not self.console.is_terminal and (spent - self.said > 15.0 or done == total):
+            self.said = spent
+            self.console.print(f"{done}/{total} episodes in {clock(spent)}, {left}; last: {label}", soft_wrap=True)
+
+
+def clock(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes}:{rest:02d}"
+
+
+def claim_file(path: Path, option: str) -> None:
+    """Find out before the work, not after it, whether the file can be written."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.open("a").close()
+    except OSError as error:
+        raise OSError(f"cannot write {path} ({error.strerror}): choose another file with {option}") from error
+
+
+def pick_workers(wanted: int | None, device: str) -> int:
+    if wanted is None:
+        return (os.cpu_count() or 1) if device == "cpu" else 1
+    if wanted < 1:
+        raise ValueError(f"workers must be at least 1, not {wanted}")
+    return wanted
+
+
+def with_interval(estimate: Estimate | None, form: str = ".1f", chance: Estimate | None = None) -> str:
+    """The number, its interval below it, and the probability of improvement below that."""
+    if estimate is None:
+        return "–"
+    text = format(estimate.value, form)
+    if estimate.low is not None and estimate.high is not None:
+        text += f"\n[dim]{estimate.low:{form}} … {estimate.high:{form}}[/dim]"
+    return text if chance is None else f"{text}\n[dim]P = {chance.value:.2f}[/dim]"

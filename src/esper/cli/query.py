@@ -1,0 +1,122 @@
+"""`esper query`: SQL on a run, while it trains or afterwards."""
+
+from __future__ import annotations
+
+import csv
+import os
+import sqlite3
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import Positional, arg
+
+Row = Sequence[object]
+
+
+@dataclass(frozen=True)
+class Query:
+    """Ask the store of a run with SQL. Without SQL, list its tables and views. Nothing can be changed this way."""
+
+    folder: Annotated[Positional[Path], arg(metavar="RUN")]
+    """The run's folder, or its run.sqlite."""
+    sql: Annotated[Positional[str | None], arg(metavar="SQL")] = None
+    """One statement, such as "SELECT * FROM v_progress"."""
+    json: bool = False
+    """Print a JSON list with one object per row."""
+    csv: bool = False
+    """Print comma-separated values with a header."""
+
+    def run(self) -> int:
+        from esper.telemetry.store import open_readonly
+
+        if self.json and self.csv:
+            raise ValueError("--json and --csv exclude each other")
+        with open_readonly(self.folder) as connection:
+            columns, rows = _contents(connection) if self.sql is None else _ask(connection, self.sql, self.folder)
+            try:
+                self._print(columns, rows)
+            except sqlite3.Error as error:  # rows are fetched while they are printed
+                raise ValueError(f"the query failed: {error}") from error
+            except BrokenPipeError:  # `| head` has seen enough
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+    def _print(self, columns: list[str], rows: Iterable[Row]) -> None:
+        if self.json:
+            _print_json(columns, rows)
+        elif self.csv:
+            writer = csv.writer(sys.stdout, lineterminator="\n")
+            writer.writerow(columns)
+            writer.writerows(rows)
+        else:
+            _print_table(columns, rows)
+
+
+def _ask(connection: sqlite3.Connection, sql: str, run: Path) -> tuple[list[str], Iterable[Row]]:
+    try:
+        cursor = connection.execute(sql)
+    except sqlite3.Error as error:
+        raise ValueError(f"{error}. `esper query {run}` lists the tables and views with their columns") from error
+    if cursor.description is None:
+        raise ValueError("this statement gives no rows: ask with SELECT (or WITH, EXPLAIN, PRAGMA)")
+    return [column[0] for column in cursor.description], cursor
+
+
+def _contents(connection: sqlite3.Connection) -> tuple[list[str], Iterable[Row]]:
+    """Tables first, then views, each with its rows and columns."""
+    named = connection.execute(
+        "SELECT name, type FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' "
+        "ORDER BY type, rowid"
+    ).fetchall()
+    listed: list[Row] = []
+    for name, kind in named:
+        quoted = '"' + name.replace('"', '""') + '"'
+        (count,) = connection.execute(f"SELECT count(*) FROM {quoted}").fetchone()
+        columns = [row[1] for row in connection.execute(f"PRAGMA table_info({quoted})")]
+        listed.append((name, kind, count, ", ".join(columns)))
+    return ["name", "kind", "rows", "columns"], listed
+
+
+def _print_json(columns: list[str], rows: Iterable[Row]) -> None:
+    """Row by row, so that a large answer needs no memory."""
+    from esper.telemetry.records import to_json
+
+    separator = "["
+    for row in rows:
+        print(separator + "\n  " + to_json(dict(zip(columns, map(_plain, row), strict=True))), end="")
+        separator = ","
+    print("\n]" if separator == "," else "[]")
+
+
+def _plain(value: object) -> object:
+    return value.hex() if isinstance(value, bytes) else value
+
+
+def _print_table(columns: list[str], rows: Iterable[Row]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False)
+    every = list(rows)
+    for i, name in enumerate(columns):
+        numeric = all(isinstance(row[i], int | float | None) for row in every) and bool(every)
+        table.add_column(Text(name), justify="right" if numeric else "left", overflow="fold")
+    for row in every:
+        table.add_row(*(Text(_shown(value)) for value in row))  # Text: nothing in a message is markup
+    # A file or a pipe has no width to fit into.
+    console = Console() if sys.stdout.isatty() else Console(width=10_000)
+    console.print(table)
+    console.print(f"{len(every)} row{'' if len(every) == 1 else 's'}", style="dim", highlight=False)
+
+
+def _shown(value: object) -> str:
+    if value is None:
+        return "–"
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+COMMAND = Query

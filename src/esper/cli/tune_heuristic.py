@@ -1,0 +1,133 @@
+"""`esper tune-heuristic`: a strong heuristic for a family of tasks, found under a stated budget."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from esper.cli.episodes import Watch, claim_file, pick_workers, with_interval
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from esper.training.comparison import Row
+    from esper.training.tuning import Tuned
+
+
+@dataclass(frozen=True)
+class TuneHeuristic:
+    """Search settings for the heuristic on training draws; write them as a controller, judged on held-out draws."""
+
+    task: str = "mixed"
+    """A family of tasks (mixed, natural) or one task."""
+    budget_steps: int = 20_000
+    """Env-steps that the search may spend: one is one epoch of one network. Judging afterwards is not counted."""
+    seed: int = 0
+    """Decides the candidates and the draws."""
+    episodes: int = 16
+    """Held-out draws on which the choice and the default settings are judged."""
+    workers: int | None = None
+    """Processes that share the work; the default is one per CPU core, or one with a GPU. The choice does not change."""
+    out: Path = Path("heuristic.toml")
+    """Where to write the settings: a controller for --controller and --controllers."""
+    json: bool = False
+    """Print the result as JSON instead of a table."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
+
+    def run(self) -> int:
+        from rich.console import Console
+
+        from esper.tasks.family import get_family
+        from esper.training.evaluation import draw_numbers
+        from esper.training.growing import pick_device
+        from esper.training.interrupt import interruptible
+        from esper.training.tuning import as_toml, tune
+
+        numbers = draw_numbers(self.episodes, self.seed)
+        get_family(self.task).draw(numbers[0])
+        if self.out.suffix != ".toml":
+            raise ValueError(f"the settings go to a .toml file, not to {self.out}")
+        claim_file(self.out, "--out")
+        device = pick_device(self.device)
+        workers = pick_workers(self.workers, device.type)
+        console = Console(stderr=self.json)
+        with interruptible() as interrupt, Watch(console) as watch:
+            tuned = tune(
+                self.task,
+                self.budget_steps,
+                seed=self.seed,
+                workers=workers,
+                device=device,
+                progress=watch.note,
+                stop=lambda: interrupt.requested,
+            )
+        remarks = [
+            f"esper tune-heuristic --task {self.task} --budget-steps {self.budget_steps} --seed {self.seed}",
+            f"best of {tuned.candidates} candidates; {tuned.steps:,} env-steps on training draws",
+        ]
+        self.out.write_text(as_toml(tuned.settings, self.out.stem, remarks), "utf-8")
+        rows = [] if tuned.interrupted else self._judge(console, workers, device.type)
+        if self.json:
+            print(json.dumps(_facts(tuned, rows, self.out), indent=1))
+        else:
+            _show(console, tuned, rows, self.out)
+        return 130 if tuned.interrupted else 0
+
+    def _judge(self, console: Console, workers: int, device: str) -> list[Row]:
+        from esper.training.comparison import compare, summarise
+        from esper.training.evaluation import draw_numbers
+
+        with Watch(console) as watch:
+            found = compare(
+                self.task,
+                {"heuristic": "heuristic", "tuned": str(self.out)},
+                draw_numbers(self.episodes, self.seed),
+                controls=False,
+                workers=workers,
+                device=device,
+                progress=watch.note,
+            )
+        return summarise(found)
+
+
+def _facts(tuned: Tuned, rows: list[Row], out: Path) -> dict[str, Any]:
+    return {
+        "out": str(out),
+        "settings": asdict(tuned.settings),
+        "train_score": tuned.score,
+        "train_score_default": tuned.default_score,
+        "train_draws": tuned.draws,
+        "candidates": tuned.candidates,
+        "steps": tuned.steps,
+        "interrupted": tuned.interrupted,
+        "held_out": {row.name: asdict(row) for row in rows},
+    }
+
+
+def _show(console: Console, tuned: Tuned, rows: list[Row], out: Path) -> None:
+    from rich.table import Table
+
+    console.print(
+        f"Best of {tuned.candidates} candidates after {tuned.steps:,} env-steps: score {tuned.score:.1f} on validation "
+        f"data of {tuned.draws} training draws"
+        + ("." if tuned.default_score is None else f" (the default settings: {tuned.default_score:.1f}).")
+    )
+    if rows:
+        draws = rows[0].episodes
+        table = Table(
+            "", "score", "test accuracy", "parameters", title=f"On {draws} held-out draws", title_justify="left"
+        )
+        for row in rows:
+            table.add_row(
+                row.name, with_interval(row.score), with_interval(row.test_accuracy), f"×{row.parameters_ratio:.2f}"
+            )
+        console.print(table)
+    if tuned.interrupted:
+        console.print("Interrupted: the choice is that of the last complete round, and was not judged.")
+    console.print(f"Written: {out}, a controller for --controller and --controllers")
+
+
+COMMAND = TuneHeuristic

@@ -1,0 +1,147 @@
+"""Task families: a new problem for every episode, the same one for the same number, and others for evaluation.
+
+`get_family("mixed")` generates problems, `get_family("natural")` varies the hosts of built-in tasks, and the name of
+any task is a family in which only the seeds vary.
+"""
+
+from __future__ import annotations
+
+import difflib
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+
+from esper.tasks.registry import Task, load_task, task_names, task_options
+
+Fact = str | int | float
+
+
+@dataclass(frozen=True, slots=True, eq=False)  # eq: a task does not compare to a bool
+class Draw:
+    """One episode's problem."""
+
+    task: Task
+    """Data, host and training settings."""
+    seed: int
+    """Decides the host's start, its minibatches and its seeds. Even in training draws, odd in held-out ones."""
+    horizon: int
+    """Epochs."""
+    budget: int | None
+    """Most parameters in all; None is no limit."""
+    max_seeds: int | None
+    """Most seeds at a time; None is no limit."""
+    facts: dict[str, Fact]
+    """What is known about the problem: for analysis only, never shown to a controller."""
+
+
+class Family(Protocol):
+    """Numbered problems, made on demand."""
+
+    name: str
+
+    def draw(self, number: int, *, held_out: bool = False) -> Draw:
+        """The problem of this number, always the same. Held-out draws never coincide with training draws."""
+
+
+def draw_rng(name: str, number: int, held_out: bool, use: int = 0) -> np.random.Generator:
+    """The random numbers of one draw: of no other draw, no other family, and no other use."""
+    if number < 0:
+        raise ValueError(f"draws are numbered from 0, not {number}")
+    return np.random.default_rng([int.from_bytes(name.encode(), "little") % 2**32, int(held_out), number, use])
+
+
+def draw_seed(rng: np.random.Generator, held_out: bool) -> int:
+    """A seed whose last bit says whether the draw is held out, so that the two kinds can never share one."""
+    return 2 * int(rng.integers(2**30)) + int(held_out)
+
+
+DATA_SEEDS = 4
+"""Data sets among which a family of one task varies. Few, so that they stay in memory."""
+
+_cached_task = lru_cache(maxsize=16)(load_task)
+
+
+class TaskFamily:
+    """One task; the seeds vary, and so do the data where they are generated or can be split anew."""
+
+    def __init__(
+        self,
+        name: str,
+        *,
+        horizon: int = 25,
+        budget: int | None = None,
+        max_seeds: int | None = None,
+        data_seeds: int | None = None,
+        **options: Any,
+    ) -> None:
+        self.name = name
+        self.horizon, self.budget, self.max_seeds = horizon, budget, max_seeds
+        # Data from files are read once: another split of them is no other problem, and they may be large.
+        from_files = {"data_dir", "text_file"} & set(task_options(name))
+        self.data_seeds = data_seeds or (1 if from_files else DATA_SEEDS)
+        self.options = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}  # hashable
+
+    def draw(self, number: int, *, held_out: bool = False) -> Draw:
+        rng = draw_rng(self.name, number, held_out)
+        data_seed = number % self.data_seeds + (self.data_seeds if held_out else 0)
+        return Draw(
+            task=_cached_task(self.name, seed=data_seed, **self.options),
+            seed=draw_seed(rng, held_out),
+            horizon=self.horizon,
+            budget=self.budget,
+            max_seeds=self.max_seeds,
+            facts={"kind": self.name, "data_seed": data_seed},
+        )
+
+
+# Hosts with different weaknesses (DESIGN 5.1): narrow throughout, a narrow first, middle or last stage, large.
+NATURAL: tuple[tuple[str, dict[str, tuple[int, ...]]], ...] = (
+    ("mnist1d", {"widths": (8, 8, 8), "kernels": (5, 3, 3)}),
+    ("digits", {"widths": (6, 6)}),
+    ("mnist1d", {"widths": (2, 12, 12), "kernels": (1, 3, 3)}),
+    ("mnist1d", {"widths": (8, 3, 12), "kernels": (5, 1, 3)}),
+    ("digits", {"widths": (4, 12)}),
+    ("mnist1d", {"widths": (8, 12, 3), "kernels": (5, 3, 1)}),
+    ("mnist1d", {"widths": (16, 16, 16), "kernels": (5, 3, 3)}),
+    ("digits", {"widths": (16, 4)}),
+)
+
+
+class Natural:
+    """Hosts of several shapes on `mnist1d` and `digits`, in turn: the reality check beside the generated problems."""
+
+    name = "natural"
+
+    def __init__(self, *, horizon: int = 20, max_seeds: int | None = 2) -> None:
+        self.members = [
+            TaskFamily(name, horizon=horizon, max_seeds=max_seeds, data_seeds=1, **options) for name, options in NATURAL
+        ]
+
+    def draw(self, number: int, *, held_out: bool = False) -> Draw:
+        turn, member = divmod(number, len(self.members))
+        drawn = self.members[member].draw(turn, held_out=held_out)
+        widths = "-".join(str(width) for width in NATURAL[member][1]["widths"])
+        rng = draw_rng(self.name, number, held_out)
+        facts: dict[str, Fact] = {**drawn.facts, "kind": f"{NATURAL[member][0]} {widths}"}
+        return Draw(drawn.task, draw_seed(rng, held_out), drawn.horizon, drawn.budget, drawn.max_seeds, facts)
+
+
+def family_names() -> tuple[str, ...]:
+    return ("mixed", "natural", *task_names())
+
+
+def get_family(name: str, **options: Any) -> Family:
+    """The family of this name; the options are its constructor's (for the name of a task, the task's own as well)."""
+    if name == "mixed":
+        from esper.tasks.mixed import Mixed  # noqa: PLC0415  (it needs `Draw` from here)
+
+        return Mixed(**options)
+    if name == "natural":
+        return Natural(**options)
+    if name not in task_names():
+        near = difflib.get_close_matches(name, family_names(), n=1)
+        hint = f" (did you mean {near[0]!r}?)" if near else ""
+        raise ValueError(f"unknown task family {name!r}{hint}; there are {', '.join(family_names())}")
+    return TaskFamily(name, **options)

@@ -1,0 +1,383 @@
+"""`mixed`: a family of small generated problems in which it matters what is grown, and where, and whether.
+
+A draw is a host that lacks one kind of computation, data that need it, and a limit that forbids growing everything. The
+place is decided in one of two ways: the host pools away what the seed would need, so that a seed helps only before
+that; or the slots differ in width, so that the same seed is cheap at one and ruinous at the others. Some hosts lack
+nothing. The kinds are measured in `docs/need_and_place.md`, written by `benchmarks/need_and_place.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from esper.growth.blueprints import Layout, SlotShape
+from esper.growth.seed import parameter_count
+from esper.growth.standalone import portable_host
+from esper.tasks import needs
+from esper.tasks.data import Split, Splits
+from esper.tasks.family import Draw, draw_rng, draw_seed
+from esper.tasks.hosts import Conv1dHost
+from esper.tasks.needs import CLASSES, Inputs, Labels
+from esper.tasks.registry import Task
+
+SLOTS = 3
+VAL, TEST = 600, 1000
+
+
+class TokenStage(nn.Module):
+    """A linear map of each position, then optionally ReLU, then optionally causal attention added to it."""
+
+    def __init__(self, inputs: int, width: int, bends: bool, attends: bool) -> None:
+        super().__init__()
+        self.project = nn.Linear(inputs, width)
+        self.bends = bends
+        self.attends = attends
+        if attends:
+            self.norm = nn.LayerNorm(width)
+            self.query_key_value = nn.Linear(width, 3 * width, bias=False)
+            self.out = nn.Linear(width, width)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        x = self.project(x)  # [batch, (time,) width]
+        if self.bends:
+            x = F.relu(x)
+        if self.attends:
+            query, key, value = self.query_key_value(self.norm(x)).chunk(3, -1)
+            x = x + self.out(F.scaled_dot_product_attention(query, key, value, is_causal=True))
+        return x
+
+
+@portable_host
+class TokenHost(nn.Module):
+    """Stages for vectors [batch, features] or sequences [batch, time, features], then a mean over time and a head.
+
+    `bends[i]` and `attends[i]` say whether stage i has a ReLU and attention; `pools[i]` is the factor by which its output
+    is averaged along time (1: not at all). Hosts without one of them have a fault that growth can repair.
+    """
+
+    def __init__(
+        self,
+        features: int,
+        widths: list[int],
+        classes: int,
+        bends: list[bool],
+        attends: list[bool],
+        pools: list[int],
+    ) -> None:
+        super().__init__()
+        self.config: dict[str, object] = {
+            "features": features,
+            "widths": list(widths),
+            "classes": classes,
+            "bends": list(bends),
+            "attends": list(attends),
+            "pools": list(pools),
+        }
+        if not widths or not len(widths) == len(bends) == len(attends) == len(pools):
+            raise ValueError(f"TokenHost needs one of bends, attends and pools per width; got {self.config}")
+        inputs = [features, *widths]
+        self.stages = nn.ModuleList(TokenStage(inputs[i], w, bends[i], attends[i]) for i, w in enumerate(widths))
+        self.pools = list(pools)
+        self.head = nn.Linear(widths[-1], classes)
+
+    @property
+    def default_slots(self) -> list[str]:
+        return [f"stages.{i}" for i in range(len(self.stages))]
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        for stage, factor in zip(self.stages, self.pools, strict=True):
+            x = stage(x)
+            if factor > 1:
+                x = x.unflatten(1, (-1, factor)).mean(2)
+        logits: torch.Tensor = self.head(x.mean(1) if x.dim() == 3 else x)
+        return logits  # [batch, classes]
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """A host, data for it, and what it lacks."""
+
+    layout: Layout
+    need: str
+    answer: tuple[tuple[str, int], ...]
+    """The seeds that were meant to be worth growing: (blueprint, slot). The budget always has room for them."""
+    inputs: Callable[[Labels, np.random.Generator], Inputs]
+    widths: tuple[int, ...]
+    host: Callable[[], nn.Module]
+
+    def shape(self, slot: int) -> SlotShape:
+        return SlotShape(self.layout, self.widths[slot])
+
+
+# -- series for convolutional hosts of 1×1 kernels ---------------------------------------------------------------------
+
+
+def _series_host(widths: Sequence[int], pools: Sequence[int]) -> Callable[[], nn.Module]:
+    return partial(
+        Conv1dHost,
+        in_channels=2,
+        widths=list(widths),
+        kernels=[1] * SLOTS,
+        classes=CLASSES,
+        pools=list(pools),
+        pooling="average",
+    )
+
+
+def _widths(rng: np.random.Generator, narrow: int, at: int, wide: tuple[int, int] = (12, 16)) -> tuple[int, ...]:
+    """`narrow` channels at one slot, more at the others."""
+    widths = [int(width) for width in rng.integers(wide[0], wide[1] + 1, SLOTS)]
+    widths[at] = narrow
+    return tuple(widths)
+
+
+def series_motif(rng: np.random.Generator, place: int) -> Problem:
+    """Pooling blurs a fine motif after slot 0; a coarse one is wider than a filter at slot 0."""
+    scale = (1, 4)[place]
+    length = (48, 64)[place]
+    widths = _widths(rng, 8, place)
+    noise = float(rng.uniform(0.4, 0.6)) * (1.0, 1.5)[place]
+    return Problem(
+        layout="conv1d",
+        need="motif",
+        answer=(("depthwise", place),),
+        inputs=partial(needs.motif, length=length, scale=scale, noise=noise),
+        widths=widths,
+        host=_series_host(widths, (4, 4, 1)),
+    )
+
+
+def series_distant(rng: np.random.Generator, place: int) -> Problem:
+    """The host averages over all positions right after the place, and is narrow there."""
+    length = 48
+    pools = ((length, 1, 1), (2, length // 2, 1), (2, 1, 1))[place]
+    widths = _widths(rng, 6, place)
+    return Problem(
+        layout="conv1d",
+        need="distant",
+        answer=(("attention", place),),
+        inputs=partial(
+            needs.distant_relation,
+            length=length,
+            distractors=int(rng.integers(2, 5)),
+            noise=float(rng.uniform(0.3, 0.45)),
+        ),
+        widths=widths,
+        host=_series_host(widths, pools),
+    )
+
+
+def series_channel(rng: np.random.Generator, place: int) -> Problem:
+    """How values are distributed, before pooling makes every distribution a bell."""
+    widths = _widths(rng, 8, 0)
+    inputs = partial(
+        needs.distribution,
+        length=48,
+        gain_spread=float(rng.uniform(0.5, 0.8)),
+        offset_spread=float(rng.uniform(2.0, 3.5)),
+        noise=0.1,
+    )
+    host = _series_host(widths, (4, 4, 1))
+    return Problem("conv1d", "channel", (("pointwise", 0),), inputs, widths, host)
+
+
+def series_scale(rng: np.random.Generator, place: int) -> Problem:
+    """Whether two marks agree changes the example's own mean and spread, and nothing else."""
+    widths = _widths(rng, 10, place)
+    inputs = partial(needs.agreement, length=48, noise=float(rng.uniform(0.35, 0.55)))
+    return Problem("conv1d", "scale", (("norm", place),), inputs, widths, _series_host(widths, (2, 1, 1)))
+
+
+def series_composition(rng: np.random.Generator, place: int) -> Problem:
+    """Motifs must be seen at slot 0, and then be compared."""
+    widths = (8, int(rng.integers(8, 11)), int(rng.integers(12, 17)))
+    inputs = partial(needs.motif_pair, length=40, noise=float(rng.uniform(0.25, 0.4)))
+    answer = (("depthwise", 0), ("norm", 1))
+    return Problem("conv1d", "composition", answer, inputs, widths, _series_host(widths, (2, 1, 1)))
+
+
+def series_nothing(rng: np.random.Generator, place: int) -> Problem:
+    """As `series_scale`, but the host has a stage after the mean over all positions, which can compare by itself."""
+    widths = _widths(rng, 8, int(rng.integers(SLOTS)))
+    inputs = partial(needs.agreement, length=48, noise=float(rng.uniform(0.35, 0.55)))
+    return Problem("conv1d", "nothing", (), inputs, widths, _series_host(widths, (4, 12, 1)))
+
+
+# -- vectors and sequences ---------------------------------------------------------------------------------------------
+
+
+def _token_host(
+    features: int, widths: Sequence[int], *, bends: bool = True, attends_at: int | None = None, pool_after: int = SLOTS, time: int = 1
+) -> Callable[[], nn.Module]:
+    return partial(
+        TokenHost,
+        features=features,
+        widths=list(widths),
+        classes=CLASSES,
+        bends=[bends] * SLOTS,
+        attends=[i == attends_at for i in range(SLOTS)],
+        pools=[time if i == pool_after else 1 for i in range(SLOTS)],
+    )
+
+
+def vector_channel(rng: np.random.Generator, place: int) -> Problem:
+    """A host without nonlinearity, narrow at one slot."""
+    widths = _widths(rng, 4, place)
+    inputs = partial(needs.board, basis=2 * needs.orthogonal_rows(rng, 2, 12), cells=3, noise=0.15)
+    return Problem("dense", "channel", (("mlp", place),), inputs, widths, _token_host(12, widths, bends=False))
+
+
+def vector_scale(rng: np.random.Generator, place: int) -> Problem:
+    """Directions at gains of several orders of magnitude."""
+    widths = _widths(rng, 8, place)
+    inputs = partial(
+        needs.sectors,
+        basis=2 * needs.orthogonal_rows(rng, 2, 8),
+        turns=2,
+        gain_spread=float(rng.uniform(2.0, 3.0)),
+        noise=0.05,
+    )
+    return Problem("dense", "scale", (("norm", place),), inputs, widths, _token_host(8, widths))
+
+
+def vector_nothing(rng: np.random.Generator, place: int) -> Problem:
+    """The board of `vector_channel`, for a host that bends by itself."""
+    widths = _widths(rng, 6, place)
+    inputs = partial(needs.board, basis=2 * needs.orthogonal_rows(rng, 2, 12), cells=3, noise=0.15)
+    return Problem("dense", "nothing", (), inputs, widths, _token_host(12, widths))
+
+
+def token_distant(rng: np.random.Generator, place: int) -> Problem:
+    """A transformer without attention that averages over time after the place."""
+    time = 12
+    widths = _widths(rng, 8, place)
+    inputs = partial(
+        needs.token_relation, basis=needs.orthogonal_rows(rng, 4, 6), time=time, noise=float(rng.uniform(0.1, 0.2))
+    )
+    host = _token_host(6, widths, pool_after=place, time=time)
+    return Problem("sequence", "distant", (("attention", place),), inputs, widths, host)
+
+
+def token_channel(rng: np.random.Generator, place: int) -> Problem:
+    """A host without nonlinearity."""
+    widths = _widths(rng, 4, place)
+    inputs = partial(
+        needs.board_sequence, basis=2 * needs.orthogonal_rows(rng, 2, 8), cells=3, noise=0.2, time=6
+    )
+    host = _token_host(8, widths, bends=False, pool_after=place, time=6)
+    return Problem("sequence", "channel", (("mlp_small", place),), inputs, widths, host)
+
+
+def token_scale(rng: np.random.Generator, place: int) -> Problem:
+    """Tokens of very different gain, to be counted: the loudest must not decide."""
+    time = 24
+    widths = _widths(rng, 8, place)
+    inputs = partial(
+        needs.majority,
+        basis=needs.orthogonal_rows(rng, 4, 6),
+        time=time,
+        gain_spread=float(rng.uniform(1.2, 1.8)),
+        noise=0.1,
+    )
+    host = _token_host(6, widths, pool_after=place, time=time)
+    return Problem("sequence", "scale", (("norm", place),), inputs, widths, host)
+
+
+def token_nothing(rng: np.random.Generator, place: int) -> Problem:
+    """The relation of `token_distant`, for a transformer with attention."""
+    widths = _widths(rng, 8, 2)
+    inputs = partial(
+        needs.token_relation, basis=needs.orthogonal_rows(rng, 4, 6), time=12, noise=float(rng.uniform(0.1, 0.2))
+    )
+    return Problem("sequence", "nothing", (), inputs, widths, _token_host(6, widths, attends_at=1))
+
+
+KINDS: dict[str, Callable[[np.random.Generator], Problem]] = {
+    **{f"series motif @{i}": partial(series_motif, place=i) for i in (0, 1)},
+    **{f"series distant @{i}": partial(series_distant, place=i) for i in (0, 1, 2)},
+    "series channel @0": partial(series_channel, place=0),
+    **{f"series scale @{i}": partial(series_scale, place=i) for i in (0, 1)},
+    "series composition @0": partial(series_composition, place=0),
+    "series nothing": partial(series_nothing, place=0),
+    **{f"vector channel @{i}": partial(vector_channel, place=i) for i in (0, 1, 2)},
+    "vector scale @1": partial(vector_scale, place=1),
+    "vector nothing": partial(vector_nothing, place=1),
+    **{f"token distant @{i}": partial(token_distant, place=i) for i in (0, 1)},
+    "token channel @1": partial(token_channel, place=1),
+    "token scale @0": partial(token_scale, place=0),
+    "token nothing": partial(token_nothing, place=0),
+}
+"""Each kind of problem by name: what the data are, what is needed, and the slot where it must be grown."""
+
+
+class Mixed:
+    """All kinds in turn, in an order that changes from round to round; everything else at random."""
+
+    name = "mixed"
+
+    def __init__(self, *, kinds: Sequence[str] | None = None) -> None:
+        self.kinds = tuple(KINDS if kinds is None else kinds)
+        for kind in self.kinds:
+            if kind not in KINDS:
+                raise ValueError(f"unknown kind of problem {kind!r}; there are {', '.join(KINDS)}")
+
+    def draw(self, number: int, *, held_out: bool = False) -> Draw:
+        turn, place = divmod(number, len(self.kinds))
+        # Every run of draws then holds the kinds in equal shares, which makes comparisons on few draws less noisy.
+        order = draw_rng(self.name, turn, held_out, use=1).permutation(len(self.kinds))
+        kind = self.kinds[order[place]]
+        rng = draw_rng(self.name, number, held_out)
+        problem = KINDS[kind](rng)
+        task = _task(kind, problem, rng)
+        host = _parameters(problem.host)
+        budget, max_seeds = _limits(problem, host, rng)
+        facts: dict[str, str | int | float] = {
+            "kind": kind,
+            "layout": problem.layout,
+            "need": problem.need,
+            "answer": "+".join(f"{blueprint}@{slot}" for blueprint, slot in problem.answer) or "none",
+            "widths": "-".join(str(width) for width in problem.widths),
+            "host_parameters": host,
+            "train_examples": len(task.splits.train),
+        }
+        return Draw(task, draw_seed(rng, held_out), int(rng.integers(18, 26)), budget, max_seeds, facts)
+
+
+def _task(kind: str, problem: Problem, rng: np.random.Generator) -> Task:
+    train = int(rng.integers(1200, 2001))
+    splits = []
+    for count in (train, VAL, TEST):
+        labels = rng.permutation(np.arange(count, dtype=np.int64) % CLASSES)
+        inputs = problem.inputs(labels, rng).astype(np.float32)
+        splits.append(Split(torch.from_numpy(inputs), torch.from_numpy(labels)))
+    return Task(
+        name="mixed",
+        description=f"generated: {kind}",
+        splits=Splits(*splits),
+        make_host=problem.host,
+        slots=tuple(f"stages.{i}" for i in range(SLOTS)),
+        labels=tuple(str(label) for label in range(CLASSES)),
+        batch_size=64,
+        updates_per_epoch=20,
+        learning_rate=1e-2,
+    )
+
+
+def _limits(problem: Problem, host: int, rng: np.random.Generator) -> tuple[int, int]:
+    """A budget in parameters and a limit of seeds, with room for the answer and not for everything."""
+    needed = sum(parameter_count(blueprint, problem.shape(slot), "gated") for blueprint, slot in problem.answer)
+    room = max(needed, int(host * rng.uniform(0.6, 2.0)))
+    most = max(len(problem.answer), int(rng.choice([1, 1, 2, 3])))
+    return host + room, most
+
+
+def _parameters(host: Callable[[], nn.Module]) -> int:
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return sum(parameter.numel() for parameter in host().parameters())

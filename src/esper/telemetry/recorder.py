@@ -1,0 +1,181 @@
+"""Who takes records: the protocol that a training loop writes to, and its implementations."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Protocol
+
+from esper.telemetry.records import Decision, Episode, Event, Level, to_json
+from esper.telemetry.store import RunStore
+
+
+class Recorder(Protocol):
+    """Takes what a run reports. Calls return at once unless the writer behind them is far behind."""
+
+    level: Level
+    """How much to record from now on."""
+
+    def metrics(self, update: int, values: Mapping[str, float]) -> None:
+        """Named numbers of one update. A name that comes twice keeps its last value."""
+
+    def event(self, event: Event) -> None: ...
+
+    def episode(self, episode: Episode) -> None: ...
+
+    def decision(self, decision: Decision) -> None: ...
+
+    def flush(self) -> None:
+        """Return when everything recorded so far is safe."""
+
+    def close(self) -> None: ...
+
+
+class NullRecorder:
+    """Records nothing."""
+
+    level = Level.NORMAL
+
+    def metrics(self, update: int, values: Mapping[str, float]) -> None:
+        pass
+
+    def event(self, event: Event) -> None:
+        pass
+
+    def episode(self, episode: Episode) -> None:
+        pass
+
+    def decision(self, decision: Decision) -> None:
+        pass
+
+    def flush(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
+
+_METRIC = "INSERT OR REPLACE INTO metrics (update_number, name, value) VALUES (?, ?, ?)"
+_EVENT = (
+    "INSERT INTO events (time, kind, severity, update_number, arm, env, epoch, slot, seed, message, data) "
+    f"VALUES ({', '.join('?' * 11)})"
+)
+_EPISODE = f"INSERT OR REPLACE INTO episodes VALUES ({', '.join('?' * 11)})"
+_EPISODE_REWARD = "INSERT OR REPLACE INTO episode_rewards VALUES (?, ?, ?, ?, ?)"
+_DECISION = f"INSERT OR REPLACE INTO decisions VALUES ({', '.join('?' * 16)})"
+_HEADS = ("op", "slot", "blueprint", "blend")
+_STEP_REWARD = "INSERT OR REPLACE INTO step_rewards VALUES (?, ?, ?, ?, ?, ?)"
+
+
+class StoreRecorder:
+    """Records into a run store.
+
+    Numbers become plain here: one of NumPy or a tensor would fail later, in the writer, far from its cause.
+    """
+
+    def __init__(self, store: RunStore, level: Level = Level.NORMAL) -> None:
+        self.store = store
+        self.level = level
+
+    def metrics(self, update: int, values: Mapping[str, float]) -> None:
+        self.store.add((_METRIC, [(int(update), name, float(value)) for name, value in values.items()]))
+
+    def event(self, event: Event) -> None:
+        e = event
+        where = (e.arm, _int(e.env), _int(e.epoch), e.slot, _int(e.seed))
+        self.store.add((_EVENT, [(e.time, e.kind, e.severity, e.update, *where, e.message, to_json(e.data))]))
+
+    def episode(self, episode: Episode) -> None:
+        e = episode
+        key = (int(e.update), e.arm, int(e.env))
+        results = (float(e.episode_return), float(e.score), float(e.accuracy))
+        sizes = (int(e.parameters), int(e.host_parameters), int(e.length))
+        rewards = [(*key, term, float(value)) for term, value in e.rewards.items()]
+        self.store.add((_EPISODE, [(*key, int(e.draw), *results, *sizes, e.governor)]), (_EPISODE_REWARD, rewards))
+
+    def decision(self, decision: Decision) -> None:
+        d, p = decision, decision.probabilities
+        key = (int(d.update), d.arm, int(d.env), int(d.epoch))
+        what = (d.op, d.slot, d.blueprint, d.blend)
+        numbers = [_float(p.get(head)) for head in _HEADS] + [_float(d.value), _float(d.reward)]
+        rows = [(*key, *what, *numbers, bool(d.changed), d.message)]
+        if self.level is Level.DETAILED and d.rewards:
+            rewards = [(*key, term, float(value)) for term, value in d.rewards.items()]
+            self.store.add((_DECISION, rows), (_STEP_REWARD, rewards))
+        else:
+            self.store.add((_DECISION, rows))
+
+    def flush(self) -> None:
+        self.store.flush()
+
+    def close(self) -> None:
+        self.store.close()
+
+
+def _int(value: int | None) -> int | None:
+    return None if value is None else int(value)
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+class FanOut:
+    """One main recorder, and sinks that get the same.
+
+    The main recorder's errors are the run's: without it there is no history. A sink that fails (a network is down) is
+    let go, and the main recorder keeps an event that says so.
+    """
+
+    def __init__(self, main: Recorder, *sinks: Recorder) -> None:
+        self.main = main
+        self.sinks = list(sinks)
+        self._level = main.level
+        self._update = 0
+
+    @property
+    def level(self) -> Level:
+        return self._level
+
+    @level.setter
+    def level(self, level: Level) -> None:
+        self._level = level
+        for recorder in (self.main, *self.sinks):
+            recorder.level = level
+
+    def metrics(self, update: int, values: Mapping[str, float]) -> None:
+        self._update = update
+        self._tell("metrics", update, values)
+
+    def event(self, event: Event) -> None:
+        self._tell("event", event)
+
+    def episode(self, episode: Episode) -> None:
+        self._tell("episode", episode)
+
+    def decision(self, decision: Decision) -> None:
+        self._tell("decision", decision)
+
+    def flush(self) -> None:
+        self._tell("flush")
+
+    def close(self) -> None:
+        try:
+            for sink in list(self.sinks):
+                self._try(sink, "close")
+        finally:
+            self.main.close()
+
+    def _tell(self, what: str, *arguments: object) -> None:
+        getattr(self.main, what)(*arguments)
+        for sink in list(self.sinks):
+            self._try(sink, what, *arguments)
+
+    def _try(self, sink: Recorder, what: str, *arguments: object) -> None:
+        try:
+            getattr(sink, what)(*arguments)
+        except Exception as error:
+            self.sinks.remove(sink)
+            name = type(sink).__name__
+            self.main.event(
+                Event("telemetry", self._update, f"{name} failed and gets nothing more: {error!r}", severity="warning")
+            )

@@ -1,0 +1,235 @@
+"""Checkpoints: exact continuation, no code execution, upgrades, and messages that say what is wrong.
+
+Covers: R010, R015, R027, R042, R054, R057, R068, R076, R081, R126
+"""
+
+import json
+import os
+import pickle
+from dataclasses import replace
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from toy_environments import CartPoleWithoutVelocities, CueMemory, make_agent, rollout, train
+
+from esper.agent import checkpoints
+from esper.agent.checkpoints import (
+    CHECKPOINT_VERSION,
+    CheckpointError,
+    check_same_network,
+    config_data,
+    config_from_data,
+    inspect_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    upgrade_checkpoint,
+)
+from esper.agent.config import PPOConfig
+from esper.agent.normalisers import ObservationNormaliser
+from esper.agent.ppo import PPOAgent, load_policy
+from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
+
+
+def cartpole_agent(seed: int) -> PPOAgent:
+    env = CartPoleWithoutVelocities(4, seed)
+    torch.manual_seed(seed)
+    network = FactoredRecurrentActorCritic(env.network_config(hidden=16))
+    return PPOAgent(network, PPOConfig(), 4, 20, 1, 1, seed, observation_normaliser=ObservationNormaliser(2, 0))
+
+
+def run(env, agent: PPOAgent, now, updates: int):
+    for _ in range(updates):
+        now = rollout(env, agent, now)
+        agent.update()
+    return now
+
+
+def test_save_load_continue_equals_never_having_stopped(tmp_path):
+    path = tmp_path / "agent.safetensors"
+    env, agent = CartPoleWithoutVelocities(4, 1), cartpole_agent(1)
+    now = run(env, agent, env.reset(), 3)  # rows of 20 steps: episodes are under way, the LSTM holds something
+    agent.save(path, {"episode": 3})
+    world = (env.body.clone(), env.time.clone(), env.generator.get_state())
+
+    now_a = run(env, agent, now, 3)
+    unbroken = agent.state_dict()
+
+    resumed = cartpole_agent(99)  # other weights, other random numbers: all must come from the file
+    assert resumed.load(path) == {"episode": 3}
+    again = CartPoleWithoutVelocities(4, 7)
+    again.reset()
+    again.body, again.time = world[0], world[1]
+    again.generator.set_state(world[2])
+    now_b = run(again, resumed, now, 3)
+    assert torch.equal(now_a[0].overall, now_b[0].overall)
+    continued = resumed.state_dict()
+    assert continued.keys() == unbroken.keys()
+    different = [name for name in unbroken if not torch.equal(unbroken[name], continued[name])]
+    assert different == []  # bit for bit
+    assert resumed.update_count == 6
+
+
+def test_an_actor_needs_only_the_file(tmp_path):
+    agent = cartpole_agent(2)
+    env = CartPoleWithoutVelocities(4, 2)
+    run(env, agent, env.reset(), 1)
+    agent.save(tmp_path / "a.safetensors")
+    network, normaliser = load_policy(tmp_path / "a.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(network.parameters(), agent.network.parameters(), strict=True))
+    assert normaliser is not None
+    assert torch.equal(normaliser.frozen["overall"].mean, agent.observation_normaliser.frozen["overall"].mean)
+
+
+def test_saving_in_the_middle_of_a_rollout_is_refused():
+    env, agent = CueMemory(2), make_agent(CueMemory(2), PPOConfig(), 4)
+    agent.act(*env.reset())
+    with pytest.raises(RuntimeError, match="between rollouts"):
+        agent.state_dict()
+
+
+class Hostile:
+    """Unpickling this runs a command."""
+
+    def __init__(self, target: str) -> None:
+        self.target = target
+
+    def __reduce__(self):
+        return os.mkdir, (self.target,)
+
+
+@pytest.mark.parametrize(
+    "dump", [lambda o, p: p.write_bytes(pickle.dumps(o)), lambda o, p: torch.save({"version": 1, "network": o}, p)]
+)
+def test_a_hostile_file_does_not_run(tmp_path, dump):
+    target, path = tmp_path / "owned", tmp_path / "agent.safetensors"
+    dump(Hostile(str(target)), path)
+    agent = make_agent(CueMemory(2), PPOConfig(), 4)
+    for read in (load_checkpoint, inspect_checkpoint, upgrade_checkpoint, load_policy, agent.load):
+        with pytest.raises(CheckpointError, match="was not loaded"):
+            read(path)
+    assert not target.exists()
+
+
+def test_other_files_are_explained(tmp_path):
+    with pytest.raises(CheckpointError, match="there is no checkpoint"):
+        load_checkpoint(tmp_path / "nothing")
+    save_file({"x": torch.zeros(1)}, tmp_path / "foreign")
+    with pytest.raises(CheckpointError, match="not one of Esper's"):
+        load_checkpoint(tmp_path / "foreign")
+    torch.save({"weights": torch.zeros(1)}, tmp_path / "torch")
+    with pytest.raises(CheckpointError, match="not a checkpoint of Esper"):
+        load_checkpoint(tmp_path / "torch")
+    save_file({"x": torch.zeros(1)}, tmp_path / "bad", metadata={"esper": "{"})
+    with pytest.raises(CheckpointError, match="damaged header"):
+        load_checkpoint(tmp_path / "bad")
+    whole = tmp_path / "whole"
+    save_checkpoint(whole, {"x": torch.zeros(100)}, {})
+    whole.write_bytes(whole.read_bytes()[:-50])
+    with pytest.raises(CheckpointError):
+        load_checkpoint(whole)
+    header = json.dumps({"version": CHECKPOINT_VERSION + 1, "data": {}})
+    save_file({"x": torch.zeros(1)}, tmp_path / "future", metadata={"esper": header})
+    with pytest.raises(CheckpointError, match="newer"):
+        load_checkpoint(tmp_path / "future")
+
+
+def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
+    path = tmp_path / "agent.safetensors"
+    save_checkpoint(path, {"x": torch.ones(3)}, {"n": 1})
+
+    def crash(*_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(checkpoints.os, "fsync", crash)
+    with pytest.raises(KeyboardInterrupt):
+        save_checkpoint(path, {"x": torch.zeros(3)}, {"n": 2})
+    monkeypatch.undo()
+    assert load_checkpoint(path).data == {"n": 1}
+    assert [f.name for f in tmp_path.iterdir()] == [path.name]
+
+
+def test_mismatches_name_every_difference():
+    saved = config_data(NetworkConfig(10, 6, layout="v1"))
+    check_same_network(saved, NetworkConfig(10, 6, layout="v1"))
+    with pytest.raises(CheckpointError) as caught:
+        check_same_network(saved, NetworkConfig(12, 6, hidden=64, layout="v2"))
+    for part in ("overall_features: saved 10, here 12", "hidden: saved 128, here 64", "layout: saved 'v1', here 'v2'"):
+        assert part in str(caught.value)
+    assert config_from_data(json.loads(json.dumps(saved))) == NetworkConfig(10, 6, layout="v1")
+    del saved["hidden"]
+    with pytest.raises(CheckpointError, match=r"missing \['hidden'\]"):
+        check_same_network(saved, NetworkConfig(10, 6))
+
+
+def test_another_number_of_environments_is_explained(tmp_path):
+    agent = make_agent(CueMemory(2), PPOConfig(), 4)
+    agent.save(tmp_path / "a")
+    with pytest.raises(ValueError, match="acted for 2 environments, this one for 3"):
+        make_agent(CueMemory(3), PPOConfig(), 4).load(tmp_path / "a")
+    with pytest.raises(ValueError, match="no observation normaliser"):
+        other = make_agent(CueMemory(2), PPOConfig(), 4)
+        other.observation_normaliser = ObservationNormaliser(5, 0)
+        other.load(tmp_path / "a")
+
+
+def version_1(agent: PPOAgent, path) -> None:
+    """What the first version wrote."""
+    content = {
+        "version": 1,
+        "network": agent.network.state_dict(),
+        "optimizer": agent.optimizer.state_dict(),
+        "config": config_data(agent.network.config),
+        "update_count": agent.update_count,
+    }
+    torch.save(content, path)
+
+
+def test_version_1_is_refused_with_the_command_and_upgraded_by_it(tmp_path):
+    env = CueMemory(4)
+    agent = make_agent(env, PPOConfig(), 12)
+    train(env, agent, 4 * 12 * 2)
+    old = tmp_path / "old.pt"
+    version_1(agent, old)
+    assert inspect_checkpoint(old).version == 1
+    fresh = make_agent(CueMemory(4), PPOConfig(), 12, seed=5)
+    with pytest.raises(CheckpointError, match=f"esper checkpoint upgrade {old}"):
+        fresh.load(old)
+    assert upgrade_checkpoint(old, tmp_path / "new.safetensors") == (1, tmp_path / "new.safetensors")
+    info = inspect_checkpoint(tmp_path / "new.safetensors")
+    assert info.current
+    assert "upgraded from version 1" in info.data["note"]
+    fresh.load(tmp_path / "new.safetensors")
+    assert all(torch.equal(a, b) for a, b in zip(fresh.network.parameters(), agent.network.parameters(), strict=True))
+    assert fresh.update_count == 2
+    train(env, fresh, 4 * 12)  # and it learns on
+    assert upgrade_checkpoint(old) == (1, old)  # in place
+    assert inspect_checkpoint(old).current
+
+
+def test_steps_chain_and_a_missing_one_is_named(tmp_path, monkeypatch):
+    path = tmp_path / "a"
+    save_checkpoint(path, {"x": torch.ones(1)}, {})
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_VERSION", 4)
+    with pytest.raises(CheckpointError, match="no way from version 2 to 3"):
+        upgrade_checkpoint(path)
+    monkeypatch.setitem(checkpoints.UPGRADES, 2, lambda t, d: ({"y": t["x"] + 1}, {**d, "by": [2]}))
+    monkeypatch.setitem(checkpoints.UPGRADES, 3, lambda t, d: ({"z": t["y"] + 1}, {**d, "by": [*d["by"], 3]}))
+    upgrade_checkpoint(path)
+    loaded = load_checkpoint(path)
+    assert loaded.data == {"by": [2, 3]}
+    assert loaded.tensors["z"].item() == 3.0
+
+
+def test_a_policy_of_three_slots_runs_with_others(tmp_path):
+    from test_slots import grow_step, slots_agent
+
+    agent = slots_agent(slots=3)
+    agent.save(tmp_path / "a")
+    network, _ = load_policy(tmp_path / "a")
+    assert replace(network.config) == agent.network.config
+    for slots in (1, 5, 12):
+        observation, masks = grow_step(2, slots)
+        out = network(observation, masks, network.initial_state(2))
+        action = out.policy.sample(torch.Generator().manual_seed(0))
+        assert (action[:, 0] < slots).all()

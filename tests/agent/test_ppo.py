@@ -1,0 +1,457 @@
+"""The update against a slow, obvious reference, and the properties that a correct one has.
+
+Covers: R001, R002, R006, R007, R008, R009, R010, R012, R013, R014, R018, R020, R022, R023, R024, R030, R033, R035, R036,
+R037, R043, R051, R058, R059, R060, R067, R069, R072, R073, R074, R075, R077, R079, R088, R089, R105, R106, R107, R111,
+R113, R128, R132, R139
+"""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from toy_environments import (
+    CartPoleWithoutVelocities,
+    CueMemory,
+    MaskedMultiDiscrete,
+    OpConditional,
+    make_agent,
+    open_masks,
+    rollout,
+    train,
+    vector_observation,
+)
+
+from esper.actions import HEAD_NAMES
+from esper.agent.buffer import RolloutBatch
+from esper.agent.config import LEAST_ADVANTAGE_STD, PPOConfig
+from esper.agent.distributed import SingleProcess
+from esper.agent.gae import advantages_by_loop
+from esper.agent.metrics import GLOSSARY
+from esper.agent.normalisers import ObservationNormaliser
+from esper.agent.ppo import PPOAgent
+from esper.agent.update import RolloutMismatchError, _count, _losses, ppo_update, prepare
+from esper.env.spaces import ActionMasks, Observation
+from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
+
+
+def weights(agent: PPOAgent) -> torch.Tensor:
+    return torch.cat([p.detach().flatten().clone() for p in agent.network.parameters()])
+
+
+def random_rollout(seed: int, rows: int = 3, steps: int = 9, **config) -> PPOAgent:
+    """An agent with a rollout of random rewards, terminations, truncations and rows that end early."""
+    env = OpConditional(rows, seed)
+    agent = make_agent(env, PPOConfig(**config), steps, seed, hidden=16, policy_gain=1.0)
+    generator = torch.Generator().manual_seed(seed)
+    valid = torch.ones(rows, dtype=torch.bool)
+    for _ in range(steps):
+        observation = vector_observation(torch.randn(rows, env.features, generator=generator), env.blueprints)
+        agent.act(observation, open_masks((rows,), 4, env.slots, env.blueprints, env.blends))
+        reward = torch.randn(rows, generator=generator)
+        terminated, truncated, ends = (torch.rand(rows, generator=generator) < p for p in (0.15, 0.15, 0.3))
+        final = vector_observation(torch.randn(rows, env.features, generator=generator), env.blueprints)
+        agent.process_env_step(reward, terminated, truncated, valid, final)
+        valid = valid & ~((terminated | truncated) & ends)
+    agent.compute_returns(vector_observation(torch.randn(rows, env.features, generator=generator), env.blueprints))
+    return agent
+
+
+def reference_loss(agent: PPOAgent, batch: RolloutBatch, coefficient: float) -> torch.Tensor:
+    """PPO step by step and head by head, with torch.distributions and Python loops. No value clipping."""
+    network, config = agent.network, agent.config
+    categorical = torch.distributions.Categorical
+    surrogates, live = {h: [] for h in range(4)}, {h: [] for h in range(4)}
+    value_errors, steps = [], 0
+    for n in range(batch.valid.shape[0]):
+        state = replace(batch.state, hidden=batch.state.hidden[:, n : n + 1], cell=batch.state.cell[:, n : n + 1])
+        for t in range(batch.valid.shape[1]):
+            if not batch.valid[n, t]:
+                continue
+            one = batch.select(torch.tensor([n]))
+            if batch.start[n, t]:
+                state = network.initial_state(1)
+            o, m = one.observation, one.masks
+            observation = Observation(
+                o.overall[:, t], o.slots[:, t], o.blueprints[:, t], o.costs[:, t], o.present[:, t]
+            )
+            masks = ActionMasks(m.op[:, t], m.slot[:, t], m.blueprint[:, t], m.blend[:, t])
+            out = network(observation, masks, state)
+            state, steps = out.state, steps + 1
+            slot, blueprint, blend, op = batch.action[n, t].tolist()
+            policy, old = out.policy, one.policy
+            heads = {
+                0: (policy.slot[0, op], slot),
+                1: (policy.blueprint[0, slot], blueprint),
+                2: (policy.blend[0, slot], blend),
+                3: (policy.op[0], op),
+            }
+            uses = network.config.space.uses
+            for h, (log_p, choice) in heads.items():
+                if uses[op][h]:
+                    new = categorical(logits=log_p).log_prob(torch.tensor(choice))
+                    ratio = (new - batch.log_prob[n, t, h]).exp()
+                    a = batch.advantage[n, t]
+                    surrogates[h].append(torch.min(ratio * a, ratio.clamp(1 - config.clip, 1 + config.clip) * a))
+            p_op = old.op[0, t].exp()
+            live[3].append((1.0, categorical(logits=policy.op[0]).entropy() / torch.tensor(4.0).log()))
+            for o_ in range(4):
+                if uses[o_][0]:
+                    h_slot = categorical(logits=policy.slot[0, o_]).entropy() / torch.tensor(4.0).log()
+                    live[0].append((float(p_op[o_]), h_slot))
+                for s in range(4):
+                    reach = float(p_op[o_] * old.slot[0, t, o_, s].exp())
+                    if uses[o_][1]:
+                        h_bp = categorical(logits=policy.blueprint[0, s]).entropy() / torch.tensor(6.0).log()
+                        live[1].append((reach, h_bp))
+                    if uses[o_][2]:
+                        h_bl = categorical(logits=policy.blend[0, s]).entropy() / torch.tensor(3.0).log()
+                        live[2].append((reach, h_bl))
+            error = out.value[0] - batch.returns[n, t]
+            small = error.abs() <= config.huber_delta
+            value_errors.append(torch.where(small, 0.5 * error**2, config.huber_delta * (error.abs() - 0.5)))
+    policy_loss = sum(-sum(s) / max(len(s), 1, config.rare_head_share * steps) for s in surrogates.values() if s)
+    value_loss = sum(value_errors) / steps
+    entropy = [sum(w * h for w, h in live[k]) / sum(w for w, _ in live[k]) for k in range(4)]
+    return policy_loss + config.value_coefficient * value_loss - coefficient * sum(entropy) / 4
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.integers(0, 100_000), st.sampled_from([0.0, 0.25, 1.0]))
+def test_loss_and_gradient_equal_the_reference(seed, share):
+    agent = random_rollout(seed, rare_head_share=share, value_clip=None)
+    stored = agent._batch
+    batch, _ = prepare(stored, agent.value_normaliser, agent.network.value_output, SingleProcess())
+
+    # GAE and normalisation, from the raw rollout
+    valid = stored.valid
+    centred = stored.advantage - stored.advantage[valid].mean()
+    expected = centred / stored.advantage[valid].std(correction=0).clamp(min=LEAST_ADVANTAGE_STD)
+    assert torch.allclose(batch.advantage[valid], expected[valid], atol=1e-5)
+
+    # the loss away from the rollout policy, so that clipping is active
+    with torch.no_grad():
+        for p in agent.network.parameters():
+            p.add_(0.05 * torch.randn(p.shape, generator=torch.Generator().manual_seed(p.numel())))
+    agent.network.zero_grad()
+    loss, _ = _losses(agent.network, batch, _count(batch, SingleProcess()), 0.05, agent.config)
+    loss.backward()
+    ours = [p.grad.clone() for p in agent.network.parameters()]
+    agent.network.zero_grad()
+    slow = reference_loss(agent, batch, 0.05)
+    slow.backward()
+    assert loss.item() == pytest.approx(slow.item(), abs=2e-6)
+    for mine, p in zip(ours, agent.network.parameters(), strict=True):
+        assert torch.allclose(mine, p.grad, atol=2e-6 + 1e-5 * p.grad.abs().max().item())
+
+
+@settings(max_examples=15, deadline=None)
+@given(st.integers(0, 100_000))
+def test_returns_equal_the_reference(seed):
+    agent = random_rollout(seed)
+    b, store = agent._batch, agent.buffer._store
+    done = store["terminated"] | store["truncated"]
+    with torch.no_grad():
+        following = torch.cat((b.value[:, 1:], torch.zeros(3, 1)), dim=1)
+        following = torch.where(store["truncated"], store["bootstrap"], following)
+    inner = b.valid.clone()
+    inner[:, -1] = False  # the last value is the agent's own affair
+    slow = advantages_by_loop(b.reward, b.value, following, store["terminated"], done, b.valid, 0.995, 0.97)
+    ended = done | ~b.valid
+    exact = inner & (ended.flip(1).cummax(1).values.flip(1))  # steps whose episode ends inside the row
+    assert torch.allclose(b.advantage[exact], slow[exact], atol=1e-5)
+    assert torch.allclose(b.returns, b.advantage + b.value)
+
+
+def learn(agent: PPOAgent, batch: RolloutBatch) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(0)
+    ppo_update(agent.network, agent.network, agent.optimizer, batch, agent.config, 1, generator, SingleProcess())
+    return weights(agent)
+
+
+@settings(max_examples=8, deadline=None)
+@given(st.integers(0, 100_000))
+def test_splicing_invalid_steps_and_rows_changes_nothing(seed):
+    plain = random_rollout(seed, minibatches=1, epochs=2, target_kl=None)
+    batch, _ = prepare(plain._batch, plain.value_normaliser, plain.network.value_output, SingleProcess())
+    rescaled = [p.detach().clone() for p in plain.network.parameters()]
+    expected = learn(plain, batch)
+
+    def widen(tensor: torch.Tensor) -> torch.Tensor:
+        """Two junk steps at the end of every row, and a junk row."""
+        junk = tensor[:, :1].expand(-1, 2, *tensor.shape[2:])
+        wide = torch.cat((tensor, junk), dim=1)
+        return torch.cat((wide, wide[:1]))
+
+    state = batch.state.hidden
+    padded = batch._map(
+        widen,
+        replace(
+            batch.state, hidden=torch.cat((state, state[:, :1]), 1), cell=torch.cat((batch.state.cell, state[:, :1]), 1)
+        ),
+    )
+    padded.valid[:, -2:] = False
+    padded.valid[-1] = False
+    padded = replace(padded, advantage=torch.where(padded.valid, padded.advantage, torch.tensor(1e6)))
+
+    again = random_rollout(seed, minibatches=1, epochs=2, target_kl=None)
+    with torch.no_grad():
+        for p, value in zip(again.network.parameters(), rescaled, strict=True):
+            p.copy_(value)
+    assert torch.allclose(learn(again, padded), expected, atol=1e-6)
+
+
+def test_parts_of_a_minibatch_give_the_same_update():
+    whole, parts = random_rollout(3, rows=6), random_rollout(3, rows=6, chunk_rows=1)
+    whole.update()
+    parts.update()
+    assert torch.allclose(weights(whole), weights(parts), atol=1e-6)
+
+
+def test_the_scale_of_rewards_does_not_matter():
+    def after(scale: float) -> torch.Tensor:
+        env = CueMemory(4, seed=2)
+        agent = make_agent(env, PPOConfig(minibatches=1), 24, seed=2)
+        apply = env._apply
+        env._apply = lambda action: (apply(action)[0] * scale, *apply(action)[1:])
+        now = env.reset()
+        for _ in range(3):
+            now = rollout(env, agent, now)
+            agent.update()
+        head = agent.network.parameters_by_head()["op"]
+        return torch.cat([p.detach().flatten() for p in head])
+
+    # The critic starts at 0 ± something in the units of before the first return was seen, hence not exactly.
+    assert torch.allclose(after(1.0), after(1000.0), atol=5e-3)
+
+
+def test_every_parameter_learns_from_growth_observations():
+    torch.manual_seed(0)
+    network = FactoredRecurrentActorCritic(NetworkConfig(5, 4, blueprints=3, policy_gain=1.0))
+    agent = PPOAgent(network, PPOConfig(), environments=4, steps=6, slots=3, blueprints=3)
+
+    def look() -> Observation:
+        return Observation(
+            torch.randn(4, 5),
+            torch.randn(4, 3, 4),
+            torch.randint(0, 4, (4, 3)),
+            torch.rand(4, 3, 3),
+            torch.ones(4, 3, dtype=torch.bool),
+        )
+
+    never = torch.zeros(4, dtype=torch.bool)
+    for t in range(6):
+        agent.act(look(), open_masks((4,), 4, 3, 3, 3))
+        agent.process_env_step(torch.randn(4), never | (t == 5), never)
+    agent.compute_returns(look())
+    before = {name: p.detach().clone() for name, p in network.named_parameters()}
+    metrics = agent.update()
+    assert [name for name, p in network.named_parameters() if torch.equal(p, before[name])] == []
+    assert all(metrics.heads[name].gradient_norm > 0 for name in HEAD_NAMES)
+    assert metrics.heads["op"].live_fraction == 1.0
+    assert metrics.heads["blueprint"].live_fraction < metrics.heads["slot"].live_fraction < 1.0
+
+
+def test_replay_agrees_with_acting_and_tampering_is_noticed():
+    env = OpConditional(4, 0)
+    agent = make_agent(env, PPOConfig(), 20)
+    rollout(env, agent, env.reset())
+    metrics = agent.update()
+    assert metrics.first_ratio_gap < 1e-5
+
+    def tampered(change) -> None:
+        rollout(env, agent, env.reset())
+        change(agent._batch)
+        with pytest.raises(RolloutMismatchError, match="before the first step"):
+            agent.update()
+        agent.buffer.reset()
+
+    tampered(lambda batch: batch.masks.op[:, :, 3].fill_(False))  # masks lost
+    tampered(lambda batch: batch.observation.overall.mul_(1.1))  # normaliser drifted
+    tampered(lambda batch: batch.start[:, 7].logical_not_())  # recurrent state misaligned
+    tampered(lambda batch: batch.value.add_(50.0))  # values of other units
+
+
+def test_the_kl_stop_comes_before_the_step():
+    agent = random_rollout(5, minibatches=1, epochs=10, target_kl=1e-9, learning_rate=1e-2)
+    before = weights(agent)
+    metrics = agent.update()
+    assert metrics.stopped_by_kl
+    assert (metrics.epochs, metrics.minibatches, metrics.optimizer_steps) == (2, 2, 1)
+    assert not torch.equal(before, weights(agent))
+    free = random_rollout(5, minibatches=1, epochs=10, target_kl=None, learning_rate=1e-2)
+    assert free.update().optimizer_steps == 10
+    assert metrics.kl_max > 1.5e-9
+    assert metrics.kl_max == pytest.approx(metrics.approximate_kl * 2, rel=3.0)  # one exact, one sampled
+
+
+def test_a_gradient_that_is_not_finite_is_skipped():
+    agent = random_rollout(6)
+    agent.network.value_output.weight.register_hook(lambda grad: grad * torch.nan)
+    before = weights(agent)
+    metrics = agent.update()
+    assert metrics.skipped == metrics.minibatches == 12
+    assert metrics.optimizer_steps == 0
+    # only PopArt has touched the critic's last layer
+    moved = (before != weights(agent)).sum().item()
+    assert moved <= agent.network.value_output.weight.numel() + 1
+
+
+def test_rewards_that_are_not_finite_are_refused_with_their_place():
+    env = CueMemory(2)
+    agent = make_agent(env, PPOConfig(), 4)
+    observation, masks = env.reset()
+    never = torch.zeros(2, dtype=torch.bool)
+    for t in range(4):
+        agent.act(observation, masks)
+        agent.process_env_step(torch.tensor([0.0, torch.nan if t == 2 else 0.0]), never, never)
+    with pytest.raises(ValueError, match="environment 1, step 2"):
+        agent.compute_returns(observation)
+
+
+def test_truncation_needs_the_state_it_led_to():
+    env = CueMemory(2)
+    agent = make_agent(env, PPOConfig(discount=0.5, gae_decay=0.0), 1)
+    observation, masks = env.reset()
+    never, both = torch.zeros(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool)
+    agent.act(observation, masks)
+    with pytest.raises(ValueError, match="final_observation"):
+        agent.process_env_step(torch.zeros(2), never, both)
+    final = vector_observation(torch.randn(2, env.features))
+    with torch.no_grad():
+        expected = agent.network.value(final, agent._decision.after)  # the state after the step, not a fresh one
+    agent.process_env_step(torch.ones(2), never, both, final_observation=final)
+    assert (agent.state.hidden == 0).all()  # and the next episode starts afresh
+    agent.compute_returns(observation)
+    assert torch.allclose(agent._batch.returns[:, 0], 1 + 0.5 * expected, atol=1e-6)
+
+
+def test_order_of_calls_is_enforced():
+    env = CueMemory(2)
+    agent = make_agent(env, PPOConfig(), 4)
+    flags = torch.zeros(2, dtype=torch.bool)
+    with pytest.raises(RuntimeError, match="without an act"):
+        agent.process_env_step(torch.zeros(2), flags, flags)
+    with pytest.raises(RuntimeError, match="without compute_returns"):
+        agent.update()
+    with pytest.raises(RuntimeError, match="empty"):
+        agent.compute_returns(env.reset()[0])
+
+
+def test_entropy_bonus_raises_entropy():
+    env = CueMemory(4)
+    changes = {}
+    for coefficient in (0.0, 10.0):
+        config = PPOConfig(entropy_coefficient=coefficient, target_kl=None, learning_rate=1e-2)
+        agent = make_agent(env, config, 24, policy_gain=3.0)
+        rollout(env, agent, env.reset())
+        first = agent.update().entropy
+        rollout(env, agent, env.reset())
+        changes[coefficient] = agent.update().entropy - first
+    assert changes[10.0] > changes[0.0] + 0.05
+
+
+def test_the_bonus_does_not_grow_with_the_number_of_heads():
+    for env in (CueMemory(4), OpConditional(4), MaskedMultiDiscrete(4)):
+        agent = make_agent(env, PPOConfig(), 8)
+        rollout(env, agent, env.reset())
+        assert agent.update().entropy_bonus == pytest.approx(1.0, abs=0.01)  # near-uniform at birth: 1 for each
+
+
+def test_entropy_annealing_by_hand():
+    config = PPOConfig(entropy_coefficient=0.1, entropy_coefficient_end=0.02, anneal_updates=4)
+    assert [config.entropy_coefficient_at(u) for u in (1, 3, 5, 9)] == pytest.approx([0.1, 0.06, 0.02, 0.02])
+    assert PPOConfig(entropy_coefficient=0.1).entropy_coefficient_at(100) == 0.1
+
+
+def test_optimizer_decays_the_critic_only():
+    agent = make_agent(CueMemory(2), PPOConfig(weight_decay=0.1), 4)
+    rest, critic = agent.optimizer.param_groups
+    assert (rest["weight_decay"], critic["weight_decay"]) == (0.0, 0.1)
+    assert {id(p) for p in critic["params"]} == {id(p) for p in agent.network.value_head.parameters()}
+    assert rest["foreach"]
+    assert not rest["fused"]
+    assert rest["eps"] == 1e-5
+
+
+def test_value_clipping_takes_the_worse_of_two():
+    agent = random_rollout(8, value_clip=0.1, huber_delta=None)
+    batch, _ = prepare(agent._batch, agent.value_normaliser, agent.network.value_output, SingleProcess())
+    with torch.no_grad():
+        agent.network.value_output.bias.add_(1.0)  # all values moved by 1, ten times the range
+        _, metrics = _losses(agent.network, batch, _count(batch, SingleProcess()), 0.0, agent.config)
+        moved = 0.5 * (batch.value + 1.0 - batch.returns) ** 2
+        near = 0.5 * (batch.value + 0.1 - batch.returns) ** 2
+        expected = torch.maximum(moved, near)[batch.valid].mean()
+    assert metrics.sums[1].item() == pytest.approx(expected.item(), abs=1e-4)
+
+
+def test_every_logged_name_is_in_the_glossary_and_comes_in_one_transfer(monkeypatch):
+    env = OpConditional(4)
+    agent = make_agent(env, PPOConfig(), 10)
+    rollout(env, agent, env.reset())
+    transfers = []
+    original = torch.Tensor.cpu
+    monkeypatch.setattr(torch.Tensor, "cpu", lambda self: transfers.append(self.numel()) or original(self))
+    metrics = agent.update()
+    assert len(transfers) == 1
+    names = set()
+    for name, value in metrics.flat().items():
+        first, _, rest = name.partition("/")
+        names.add(f"head/{rest}" if first in HEAD_NAMES else name)
+        assert isinstance(value, float)
+    assert names == set(GLOSSARY)
+    assert metrics.worst_head in HEAD_NAMES
+    assert metrics.gradient_norm > 0
+    assert metrics.advantage_std > 0
+
+
+def test_observation_normaliser_is_frozen_within_a_rollout():
+    env = CartPoleWithoutVelocities(4)
+    torch.manual_seed(0)
+    network = FactoredRecurrentActorCritic(env.network_config())
+    normaliser = ObservationNormaliser(env.features, 0)
+    agent = PPOAgent(network, PPOConfig(), 4, 16, 1, 1, observation_normaliser=normaliser)
+    now = env.reset()
+    for _ in range(3):
+        mean = normaliser.frozen["overall"].mean.clone()
+        now = rollout(env, agent, now)
+        assert torch.equal(normaliser.frozen["overall"].mean, mean)
+        metrics = agent.update()  # commits, then learns from what the policy saw
+        assert not torch.equal(normaliser.frozen["overall"].mean, mean)
+        assert metrics.first_ratio_gap < 1e-5
+
+
+def test_a_policy_without_memory_is_shuffled_step_by_step():
+    env = OpConditional(4)
+    agent = make_agent(env, PPOConfig(epochs=10, minibatches=8, target_kl=None), 10, layers=0)
+    rollout(env, agent, env.reset())
+    metrics = agent.update()
+    assert metrics.optimizer_steps == 80
+    assert metrics.lstm is None
+    assert metrics.first_ratio_gap < 1e-5
+
+
+def test_several_epochs_never_see_a_stale_state():
+    """With a learning rate of 0 every epoch of a recurrent policy must reproduce the rollout exactly."""
+    env = CueMemory(4)
+    agent = make_agent(env, PPOConfig(epochs=3, learning_rate=0.0), 30)
+    now = rollout(env, agent, env.reset())
+    agent.update()
+    rollout(env, agent, now)
+    metrics = agent.update()
+    assert metrics.ratio_max == pytest.approx(1.0, abs=1e-5)
+    assert metrics.kl_max < 1e-9
+    assert metrics.effective_sample_size == pytest.approx(1.0, abs=1e-6)
+
+
+def test_seeds_decide_everything():
+    def final(seed: int) -> torch.Tensor:
+        env = CueMemory(4, seed=seed)
+        agent = make_agent(env, PPOConfig(), 12, seed=seed)
+        train(env, agent, 4 * 12 * 2)
+        return weights(agent)
+
+    assert torch.equal(final(1), final(1))
+    assert not torch.equal(final(1), final(2))

@@ -1,0 +1,70 @@
+"""A policy trained with three slots runs with 1, 5 and 12, and is right there too.
+
+Covers: R001, R048, R130
+"""
+
+import torch
+
+from esper.agent.actor import Actor
+from esper.agent.config import PPOConfig
+from esper.agent.ppo import PPOAgent
+from esper.env.spaces import ActionMasks, Observation
+from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
+
+BLUEPRINTS = 3
+
+
+def grow_step(
+    environments: int, slots: int, generator: torch.Generator | None = None
+) -> tuple[Observation, ActionMasks]:
+    """One slot is marked, with the blueprint that it wants; germinating exactly that is right."""
+    marked = torch.randint(0, slots, (environments,), generator=generator)
+    wanted = torch.randint(0, BLUEPRINTS, (environments,), generator=generator)
+    features = torch.zeros(environments, slots, 1 + BLUEPRINTS)
+    rows = torch.arange(environments)
+    features[rows, marked, 0] = 1.0
+    features[rows, marked, 1 + wanted] = 1.0
+    observation = Observation(
+        overall=torch.zeros(environments, 1),
+        slots=features,
+        blueprints=torch.zeros(environments, slots, dtype=torch.int64),
+        costs=torch.zeros(environments, slots, BLUEPRINTS),
+        present=torch.ones(environments, slots, dtype=torch.bool),
+    )
+    shapes = ((4,), (4, slots), (slots, BLUEPRINTS), (slots, 3))
+    masks = ActionMasks(*(torch.ones(environments, *shape, dtype=torch.bool) for shape in shapes))
+    return observation, masks
+
+
+def score(observation: Observation, action: torch.Tensor) -> torch.Tensor:
+    """A third each for germinating, at the marked slot, what it wants there. [N]"""
+    rows = torch.arange(action.shape[0])
+    slot, blueprint, _, op = action.unbind(-1)
+    chosen = observation.slots[rows, slot]
+    right_slot = (op == 1) & (chosen[:, 0] == 1)
+    right_blueprint = right_slot & (chosen[rows, 1 + blueprint] == 1)
+    return torch.stack((op == 1, right_slot, right_blueprint)).float().mean(0)
+
+
+def slots_agent(slots: int, environments: int = 16) -> PPOAgent:
+    torch.manual_seed(0)
+    network = FactoredRecurrentActorCritic(NetworkConfig(1, 1 + BLUEPRINTS, blueprints=BLUEPRINTS, hidden=64))
+    config = PPOConfig(discount=0.0, learning_rate=2e-3, target_kl=0.05)
+    return PPOAgent(network, config, environments, 16, slots, BLUEPRINTS)
+
+
+def test_trained_with_three_slots_right_with_1_5_and_12():
+    agent, generator = slots_agent(3), torch.Generator().manual_seed(0)
+    never = torch.zeros(16, dtype=torch.bool)
+    observation, masks = grow_step(16, 3, generator)
+    for _ in range(30):
+        while not agent.buffer.full:
+            action = agent.act(observation, masks)
+            agent.process_env_step(score(observation, action), never | True, never)
+            observation, masks = grow_step(16, 3, generator)
+        agent.compute_returns(observation)
+        agent.update()
+    for slots in (1, 3, 5, 12):
+        observation, masks = grow_step(200, slots, generator)
+        action = Actor(agent.network, 200).act(observation, masks)
+        assert score(observation, action).mean().item() > 0.9, slots

@@ -1,0 +1,83 @@
+"""GrowthEnv behind Gymnasium: other people's agents can play, and never choose the impossible.
+
+Covers: R092, R149
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+gymnasium = pytest.importorskip("gymnasium")
+
+from gymnasium.utils.env_checker import check_env  # noqa: E402
+
+from esper.actions import BLENDS, WAIT, Action, Op  # noqa: E402
+from esper.env.gym import FlatActions, GrowthGymEnv, GrowthVectorEnv  # noqa: E402
+from esper.growth.blueprints import blueprint_names  # noqa: E402
+
+
+def test_gymnasium_finds_it_and_its_checks_pass() -> None:
+    env = gymnasium.make("esper/Growth-v0", task="digits", slots=2)
+    check_env(env.unwrapped, skip_render_check=True)
+
+
+def test_every_number_is_one_action_and_back() -> None:
+    flat = FlatActions(slots=2)
+    meanings = [flat.action(number, present=2) for number in range(flat.size)]
+    assert len(set(meanings)) == flat.size == 1 + 2 * len(blueprint_names()) * len(BLENDS) + 4
+    assert meanings[0] == WAIT
+    assert meanings[1] == Action(Op.GERMINATE, 0, blueprint_names()[0], BLENDS[0])
+    assert meanings[-1] == Action(Op.FOSSILIZE, 1)
+    with pytest.raises(ValueError, match="numbered 0 to"):
+        flat.action(flat.size, present=2)
+
+
+def test_the_mask_is_exact() -> None:
+    env = GrowthGymEnv("digits", slots=3)  # the host has two
+    rng = np.random.default_rng(0)
+    env.reset(seed=1)
+    over = False
+    while not over:
+        mask = env.action_masks()
+        situation = env._env.situations[0]
+        for number in range(env.action_space.n):
+            action = env._actions.action(number, present=3) if number else WAIT
+            possible = action.slot is None or (action.slot < 2 and situation.allows(action))
+            assert bool(mask[number]) is possible
+        _, _, over, _, info = env.step(rng.choice(np.flatnonzero(mask)))
+    assert "score" in info
+
+
+def test_the_same_seed_is_the_same_episode() -> None:
+    env = GrowthGymEnv("digits", slots=2)
+    first = env.reset(seed=4)[0], env.step(0)[0]
+    second = env.reset(seed=4)[0], env.step(0)[0]
+    assert all(np.array_equal(a, b) for a, b in zip(first, second, strict=True))
+
+
+def test_the_vector_environment_begins_anew_after_an_end() -> None:
+    env = gymnasium.make_vec(
+        "esper/Growth-v0", num_envs=2, vectorization_mode="vector_entry_point", task="digits", slots=2
+    )
+    assert isinstance(env, GrowthVectorEnv)
+    observation, info = env.reset(seed=0)
+    assert observation.shape == env.observation_space.shape
+    assert info["action_mask"].shape == (2, env.single_action_space.n)
+    over = np.zeros(2, bool)
+    while not over.any():
+        observation, _, over, _, _ = env.step(np.zeros(2, np.int64))
+    assert over.all()
+    observation, reward, over, _, _ = env.step(np.zeros(2, np.int64))
+    assert not over.any()
+    assert reward.tolist() == [0.0, 0.0]
+    assert (observation[:, 0] == 0.0).all()  # progress: a new episode
+
+
+@pytest.mark.slow
+def test_maskable_ppo_trains_on_it() -> None:
+    sb3_contrib = pytest.importorskip("sb3_contrib", reason="needs sb3-contrib: pip install 'esper[peers]'")
+    env = GrowthGymEnv("digits", slots=2)
+    agent = sb3_contrib.MaskablePPO("MlpPolicy", env, n_steps=250, batch_size=125, seed=0)
+    agent.learn(2_000)
+    assert agent.num_timesteps == 2_000

@@ -1,0 +1,112 @@
+"""A real agent with a constructed fault: the right alarm, from the agent's own metrics. And none without a fault.
+
+Covers: R065, R110, R111, R145, R151
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from telemetry_samples import limits
+
+sys.path.append(str(Path(__file__).parents[1] / "agent"))
+
+from toy_environments import OpConditional, make_agent, rollout
+
+from esper.agent.config import PPOConfig
+from esper.agent.diagnostics import GradientDrift
+from esper.agent.metrics import GLOSSARY
+from esper.agent.ppo import PPOAgent
+from esper.telemetry import AnomalyDetector
+from esper.telemetry.gradients import GradientWatch
+
+HEALTHY = PPOConfig(learning_rate=1e-3)
+
+
+def train(config: PPOConfig, updates: int, fault: Callable[[PPOAgent], None] = lambda agent: None) -> set[str]:
+    """Names of the anomalies of a run of `updates` updates, the fault made half way."""
+    env = OpConditional(16)
+    agent = make_agent(env, config, steps=25, hidden=32)
+    detector = AnomalyDetector(limits(config.max_grad_norm), GradientDrift(momentum=0.9))
+    now, found = env.reset(), set()
+    for update in range(1, updates + 1):
+        if update == updates // 2:
+            fault(agent)
+        now = rollout(env, agent, now)
+        found |= {anomaly.name for anomaly in detector.check_all(agent.update().flat(), update / updates)}
+    return found
+
+
+def set_learning_rate(rate: float) -> Callable[[PPOAgent], None]:
+    def fault(agent: PPOAgent) -> None:
+        for group in agent.optimizer.param_groups:
+            group["lr"] = rate
+
+    return fault
+
+
+def spoil_gradients(agent: PPOAgent) -> None:
+    next(agent.network.parameters()).register_hook(lambda gradient: gradient * float("nan"))
+
+
+def reverse_entropy(agent: PPOAgent) -> None:
+    agent.config = replace(agent.config, entropy_coefficient=-0.3, target_kl=None)
+
+
+def test_a_healthy_run_is_silent() -> None:
+    assert train(HEALTHY, 60) == set()
+
+
+@pytest.mark.parametrize(
+    ("fault", "expected"),
+    [
+        (set_learning_rate(0.1), {"kl_spike", "kl_extreme"}),
+        (set_learning_rate(0.0), {"kl_stalled"}),
+        (spoil_gradients, {"skipped_steps"}),
+        (reverse_entropy, {"entropy_collapse"}),
+    ],
+    ids=["learning rate x 100", "frozen weights", "NaN gradient", "negative entropy coefficient"],
+)
+def test_a_fault_is_found(fault: Callable[[PPOAgent], None], expected: set[str]) -> None:
+    found = train(HEALTHY, 40, fault)
+    assert found & expected, f"reported {found}"
+
+
+def test_the_detector_reads_names_that_the_agent_writes() -> None:
+    """A metric that is renamed there would silently blind a detector here."""
+    env = OpConditional(4)
+    agent = make_agent(env, HEALTHY, steps=5, hidden=32)
+    rollout(env, agent, env.reset())
+    written, read = agent.update().flat(), set()
+
+    class Watched(dict[str, float]):
+        def get(self, key: str, default: float | None = None) -> float:  # type: ignore[override]
+            read.add(key)
+            return dict.get(self, key, default)  # type: ignore[return-value]
+
+        def __contains__(self, key: object) -> bool:
+            read.add(str(key))
+            return dict.__contains__(self, key)
+
+    AnomalyDetector(limits(), GradientDrift()).check_all(Watched(written), 0.5)
+    assert read <= set(written), f"unknown: {read - set(written)}"
+    assert len(read) > 20
+    assert {"kl", "clip_fraction", "explained_variance", "ratio_max"} <= set(GLOSSARY)
+
+
+def test_a_watch_sees_every_step_of_the_agents_optimizer() -> None:
+    env = OpConditional(4)
+    agent = make_agent(env, HEALTHY, steps=5, hidden=32)
+    rollout(env, agent, env.reset())
+    with GradientWatch(agent.optimizer, agent.network.named_parameters(), 1e-9, 100.0) as watch:
+        metrics = agent.update()
+        assert watch._steps == metrics.optimizer_steps
+        found = watch.drain()
+    assert found is not None
+    assert torch.tensor(found.norms).square().sum().sqrt() <= agent.config.max_grad_norm * 1.001  # after clipping
+    assert not found.exploding

@@ -1,0 +1,105 @@
+"""`esper query` from the shell's side."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from telemetry_samples import record_update, sample_decision
+
+from esper.cli import main
+from esper.telemetry import RunStore, StoreRecorder
+from esper.telemetry.schema import RUN_TABLES, VIEWS
+
+Capture = pytest.CaptureFixture[str]
+DOCS = Path(__file__).parents[2] / "docs" / "telemetry.md"
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    with RunStore(tmp_path / "run.sqlite") as store:
+        for update in (1, 2):
+            record_update(StoreRecorder(store), update)
+        StoreRecorder(store).decision(sample_decision(3, message="[bold]not markup[/bold], really"))
+    return tmp_path
+
+
+def test_a_table_for_people(run: Path, capsys: Capture) -> None:
+    assert main(["query", str(run), "SELECT update_number, score, clip_fraction FROM v_progress"]) == 0
+    said = capsys.readouterr().out
+    assert said.split() == ["update_number", "score", "clip_fraction", "1", "60", "–", "2", "60", "–", "2", "rows"]
+    assert main(["query", str(run), "SELECT message FROM decisions WHERE update_number = 3"]) == 0
+    assert "[bold]not markup[/bold], really" in capsys.readouterr().out
+
+
+def test_json_and_csv_for_programs(run: Path, capsys: Capture) -> None:
+    sql = "SELECT update_number, name, value FROM metrics WHERE name = 'kl'"
+    assert main(["query", str(run / "run.sqlite"), sql, "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)
+    assert rows == [{"update_number": u, "name": "kl", "value": 0.01 * u} for u in (1, 2)]
+    assert main(["query", str(run), "SELECT message, epoch FROM decisions WHERE update_number = 3", "--csv"]) == 0
+    table = list(csv.reader(io.StringIO(capsys.readouterr().out)))
+    assert table == [["message", "epoch"], ["[bold]not markup[/bold], really", "0"]]
+    assert main(["query", str(run), "SELECT * FROM metrics WHERE 0", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == []
+    assert main(["query", str(run), "SELECT 1", "--json", "--csv"]) == 1
+
+
+def test_without_sql_it_lists_what_there_is(run: Path, capsys: Capture) -> None:
+    assert main(["query", str(run), "--json"]) == 0
+    listed = {entry["name"]: entry for entry in json.loads(capsys.readouterr().out)}
+    assert set(listed) == {"meta", "sessions", *RUN_TABLES, *VIEWS}
+    assert listed["metrics"] == {"name": "metrics", "kind": "table", "rows": 6, "columns": "name, update_number, value"}
+    assert listed["v_progress"]["kind"] == "view"
+    assert listed["v_progress"]["rows"] == 2
+    assert main(["query", str(run)]) == 0
+    assert "v_anomalies" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("sql", "said"),
+    [
+        ("SELECT nothing FROM metrics", "no such column: nothing"),
+        ("SELEC 1", "syntax error"),
+        ("DELETE FROM metrics", "readonly"),
+        ("SELECT 1; SELECT 2", "one statement"),
+        ("BEGIN", "gives no rows"),
+    ],
+)
+def test_an_error_is_one_line(run: Path, sql: str, said: str, capsys: Capture) -> None:
+    assert main(["query", str(run), sql]) == 1
+    error = capsys.readouterr().err
+    assert error.startswith("esper query: ")
+    assert said in error
+    assert len(error.strip().splitlines()) == 1
+
+
+def test_a_place_without_a_run_is_one_line(tmp_path: Path, capsys: Capture) -> None:
+    assert main(["query", str(tmp_path)]) == 1
+    assert "has no run.sqlite" in capsys.readouterr().err
+    assert main(["query", str(tmp_path / "nowhere")]) == 1
+    assert "neither a run's folder nor a run store" in capsys.readouterr().err
+    (tmp_path / "run.sqlite").write_text("no database " * 100)
+    assert main(["query", str(tmp_path)]) == 1
+    assert "not a database" in capsys.readouterr().err
+
+
+def test_from_the_shell_while_the_run_writes_and_into_head(tmp_path: Path) -> None:
+    with RunStore(tmp_path / "run.sqlite") as store:
+        for update in range(1, 3000):
+            StoreRecorder(store).metrics(update, {"kl": 0.5})
+        store.flush()
+        words = f"{sys.executable} -m esper query {tmp_path} 'SELECT * FROM metrics' --csv | head -n 2"
+        result = subprocess.run(words, shell=True, capture_output=True, text=True, timeout=60, check=False)
+    assert result.stdout.splitlines() == ["name,update_number,value", "kl,1,0.5"]
+    assert result.stderr == ""
+
+
+def test_the_page_names_every_table_and_view() -> None:
+    page = DOCS.read_text("utf-8")
+    assert [name for name in ("meta", "sessions", *RUN_TABLES, *VIEWS) if f"`{name}`" not in page] == []

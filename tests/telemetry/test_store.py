@@ -1,0 +1,339 @@
+"""The run store: nothing is lost, half written or silently swallowed, and anyone can read it meanwhile.
+
+Covers: R147, R157 (bounded memory, nothing dropped over long runs)
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from telemetry_samples import record_update
+
+from esper.telemetry import RunStore, StoreError, StoreRecorder, open_readonly
+from esper.telemetry.schema import MIGRATIONS, RUN_TABLES
+from esper.telemetry.store import STORE_NAME
+
+INSERT = "INSERT OR REPLACE INTO metrics (update_number, name, value) VALUES (?, ?, ?)"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run" / STORE_NAME
+
+
+@pytest.fixture
+def store(path: Path) -> Iterator[RunStore]:
+    with RunStore(path) as opened:
+        yield opened
+
+
+def ask(path: Path, sql: str) -> list[tuple[object, ...]]:
+    with open_readonly(path) as connection:
+        return connection.execute(sql).fetchall()
+
+
+def contents(path: Path) -> dict[str, list[tuple[object, ...]]]:
+    """Every row that belongs to an update, without the time of day."""
+    with open_readonly(path) as connection:
+        names = {name: [c[1] for c in connection.execute(f"PRAGMA table_info({name})")] for name in RUN_TABLES}
+        return {
+            name: connection.execute(f"SELECT {', '.join(c for c in columns if c != 'time')} FROM {name}").fetchall()
+            for name, columns in names.items()
+        }
+
+
+def test_closing_writes_everything(path: Path) -> None:
+    with RunStore(path, linger=60.0) as store:
+        recorder = StoreRecorder(store)
+        for update in range(1, 4):
+            record_update(recorder, update)
+    assert ask(path, "SELECT count(*) FROM decisions") == [(15,)]
+    assert ask(path, "SELECT value FROM metrics WHERE name = 'kl' ORDER BY update_number") == [
+        (0.01,),
+        (0.02,),
+        (0.03,),
+    ]
+    assert not path.with_name(path.name + "-wal").exists()  # one plain file is left
+
+
+def test_a_reader_sees_whole_calls_while_the_run_writes(path: Path, store: RunStore) -> None:
+    names = [f"m{i}" for i in range(50)]
+    done = threading.Event()
+
+    def write() -> None:
+        for update in range(1, 200):
+            store.add((INSERT, [(update, name, 0.0) for name in names]))
+            if update % 10 == 0:
+                store.flush()
+        done.set()
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    with open_readonly(path) as connection:
+        while not done.is_set():
+            seen = connection.execute("SELECT count(*) FROM metrics GROUP BY update_number").fetchall()
+            assert all(count == len(names) for (count,) in seen)
+    writer.join()
+
+
+def test_records_appear_without_a_flush(path: Path) -> None:
+    with RunStore(path, linger=0.05) as store:
+        store.add((INSERT, [(1, "kl", 0.5)]))
+        end = time.monotonic() + 10.0
+        while not ask(path, "SELECT * FROM metrics") and time.monotonic() < end:
+            time.sleep(0.02)
+        assert ask(path, "SELECT value FROM metrics") == [(0.5,)]
+
+
+def test_a_caller_waits_when_the_writer_is_behind(path: Path) -> None:
+    """Back-pressure: someone else holds the file, so that nothing can be written; 4 calls fit, the rest must wait."""
+    with RunStore(path, capacity=4, linger=0.01) as store:
+        other = sqlite3.connect(path, isolation_level=None)
+        other.execute("BEGIN IMMEDIATE")
+        handed: list[int] = []
+
+        def record() -> None:
+            for update in range(20):
+                store.add((INSERT, [(update, "kl", 1.0)]))
+                handed.append(update)
+
+        recording = threading.Thread(target=record)
+        recording.start()
+        time.sleep(0.3)
+        assert len(handed) <= 8  # 4 waiting, and at most 4 in the writer's hands
+        other.execute("ROLLBACK")
+        recording.join(timeout=20)
+        assert len(handed) == 20
+        store.flush()
+        assert ask(path, "SELECT count(*) FROM metrics") == [(20,)]  # waited, not dropped
+
+
+def test_after_close_nothing_can_be_recorded_and_closing_again_is_nothing(path: Path) -> None:
+    store = RunStore(path)
+    store.close()
+    store.close()
+    with pytest.raises(StoreError, match="is closed"):
+        store.add((INSERT, [(1, "kl", 1.0)]))
+
+
+def test_a_forked_worker_is_told_where_records_go(store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: -1)
+        with pytest.raises(StoreError, match="a forked worker has to send its records"):
+            store.add((INSERT, [(1, "kl", 1.0)]))
+
+
+# -- errors ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_full_disk_reaches_the_next_record_and_close(path: Path) -> None:
+    store = RunStore(path, linger=0.01)
+    recorder = StoreRecorder(store)
+    record_update(recorder, 1)
+    store.flush()
+    (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+    store._connection.execute(f"PRAGMA max_page_count = {pages + 2}")
+
+    def run_on() -> None:
+        for update in range(2, 100):
+            record_update(recorder, update, decisions=100)
+            store.flush()
+
+    with pytest.raises(StoreError, match=r"cannot write the run store .*full.*resumed"):
+        run_on()
+    with pytest.raises(StoreError, match="full"):
+        recorder.metrics(100, {"kl": 1.0})
+    with pytest.raises(StoreError, match="full"):
+        store.close()
+    assert ask(path, "PRAGMA integrity_check") == [("ok",)]
+    assert ask(path, "SELECT DISTINCT update_number FROM metrics")[0] == (1,)
+
+
+def test_inside_with_the_error_is_said_once(path: Path) -> None:
+    with pytest.raises(StoreError, match="full") as caught, RunStore(path) as store:  # noqa: PT012
+        (pages,) = store._connection.execute("PRAGMA page_count").fetchone()
+        store._connection.execute(f"PRAGMA max_page_count = {pages}")
+        store.add((INSERT, [(i, "kl", 1.0) for i in range(10_000)]))
+        store.flush()
+    assert not isinstance(caught.value.__context__, StoreError)
+
+
+def test_a_folder_that_goes_away_is_noticed(path: Path) -> None:
+    store = RunStore(path, linger=0.01)
+    shutil.rmtree(path.parent)
+    with pytest.raises(StoreError, match="was removed during the run"):  # noqa: PT012
+        store.add((INSERT, [(1, "kl", 1.0)]))
+        store.flush()
+    with pytest.raises(StoreError, match="was removed"):
+        store.close()
+
+
+def test_a_row_that_cannot_be_stored_is_an_error_of_the_run(path: Path) -> None:
+    store = RunStore(path, linger=0.01)
+    store.add((INSERT, [(1, "kl", 1.0)]), (INSERT, [(1, "kl", object())]))
+    with pytest.raises(StoreError, match="not supported"):
+        store.close()
+    assert ask(path, "SELECT * FROM metrics") == []  # the call is written as a whole or not at all
+
+
+def test_an_unusable_place_is_an_error_at_once(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(StoreError, match="cannot open the run store"):
+        RunStore(tmp_path / "file" / STORE_NAME)
+    (tmp_path / "text.sqlite").write_text("no database " * 100)
+    with pytest.raises(StoreError, match="not a database"):
+        RunStore(tmp_path / "text.sqlite")
+
+
+CHILD = """
+    import resource, sys
+    sys.path.insert(0, {tests!r})
+    from pathlib import Path
+    from telemetry_samples import record_update
+    from esper.telemetry import RunStore, StoreError, StoreRecorder
+    if {limit}:
+        resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
+    try:
+        with RunStore(Path(sys.argv[1]), linger=0.005) as store:
+            recorder = StoreRecorder(store)
+            for update in range(1, 100_000):
+                record_update(recorder, update, decisions=40)
+                store.flush()
+                print(update, flush=True)
+                record_update(recorder, update + 1, decisions=40)
+    except StoreError as error:
+        sys.exit(f"StoreError: {{error}}")
+"""
+
+
+def child(path: Path, limit: int = 0) -> subprocess.Popen[str]:
+    script = textwrap.dedent(CHILD).format(tests=str(Path(__file__).parent), limit=limit)
+    words = [sys.executable, "-c", script, str(path)]
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def assert_whole(path: Path, promised: int) -> None:
+    """Readable, and every update that was flushed is complete."""
+    assert ask(path, "PRAGMA integrity_check") == [("ok",)]
+    complete = f"SELECT count(*) FROM decisions WHERE update_number <= {promised}"
+    assert ask(path, complete) == [(40 * promised,)]
+    assert ask(path, f"SELECT count(*) FROM metrics WHERE update_number <= {promised}") == [(3 * promised,)]
+    # The rows of one call belong together, also in what was written after the last promise.
+    assert ask(path, "SELECT 1 FROM metrics GROUP BY update_number HAVING count(*) <> 3") == []
+
+
+def test_kill_9_leaves_whole_transactions(path: Path) -> None:
+    process = child(path)
+    assert process.stdout is not None
+    promised = 0
+    for line in process.stdout:
+        promised = int(line)
+        if promised == 15:
+            process.send_signal(signal.SIGKILL)
+            break
+    promised = max([promised, *(int(line) for line in process.stdout)])
+    process.communicate()
+    assert process.returncode == -signal.SIGKILL
+    assert_whole(path, promised)
+    with RunStore(path) as store:  # and it can be taken up again
+        assert store.last_update >= promised
+        store.rewind(promised)
+        assert store.last_update == promised
+
+
+def test_a_file_size_limit_ends_in_one_clear_error(path: Path) -> None:
+    process = child(path, limit=400_000)
+    out, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert err.startswith("StoreError: cannot write the run store")
+    assert len(err.strip().splitlines()) == 1
+    assert_whole(path, int(out.split()[-1]))
+
+
+# -- resume ------------------------------------------------------------------------------------------------------------
+
+
+def test_rewind_gives_the_history_of_an_uninterrupted_run(tmp_path: Path) -> None:
+    with RunStore(tmp_path / "whole.sqlite") as store:
+        for update in range(1, 7):
+            record_update(StoreRecorder(store), update)
+    with RunStore(tmp_path / "broken.sqlite") as store:
+        for update in range(1, 6):  # killed in update 5, after the checkpoint of update 3
+            record_update(StoreRecorder(store), update, decisions=9 if update > 3 else 5)
+    with RunStore(tmp_path / "broken.sqlite") as store:
+        assert store.last_update == 5
+        assert store.rewind(3) == 2 * (9 + 1 + 1 + 3 + 3)  # decisions, event, episode, its rewards, metrics
+        store.begin_session(from_update=3, version="1", command=["esper", "train", "--resume"])
+        for update in range(4, 7):
+            record_update(StoreRecorder(store), update)
+    assert contents(tmp_path / "broken.sqlite") == contents(tmp_path / "whole.sqlite")
+    sessions = ask(tmp_path / "broken.sqlite", "SELECT from_update, command FROM sessions")
+    assert sessions == [(3, "esper train --resume")]
+
+
+def test_rewind_also_forgets_what_is_still_waiting(path: Path) -> None:
+    with RunStore(path, linger=60.0) as store:
+        for update in range(1, 5):
+            record_update(StoreRecorder(store), update)
+        store.rewind(2)
+        assert store.last_update == 2
+
+
+def test_facts_about_the_run(path: Path, store: RunStore) -> None:
+    store.describe({"task": "mixed", "settings": {"envs": 16, "worst": float("inf")}})
+    store.describe({"task": "digits"})
+    store.flush()
+    facts = ask(path, "SELECT key, value FROM meta ORDER BY key")
+    assert facts == [("settings", '{"envs": 16, "worst": "inf"}'), ("task", '"digits"')]
+
+
+# -- versions ----------------------------------------------------------------------------------------------------------
+
+
+def test_a_store_of_an_older_version_is_upgraded_in_one_go(path: Path) -> None:
+    with RunStore(path) as store:
+        record_update(StoreRecorder(store), 1)
+    newer = (*MIGRATIONS, "ALTER TABLE episodes ADD COLUMN flops INTEGER;", "CREATE TABLE notes (note TEXT);")
+    with RunStore(path, migrations=newer) as store:
+        store.add(("INSERT INTO notes VALUES (?)", [("kept",)]))
+    assert ask(path, "PRAGMA user_version") == [(len(MIGRATIONS) + 2,)]
+    assert ask(path, "SELECT score, flops FROM episodes") == [(60.0, None)]
+    assert ask(path, "SELECT score FROM v_progress") == [(60.0,)]
+
+
+def test_an_upgrade_that_fails_changes_nothing(path: Path) -> None:
+    RunStore(path).close()
+    broken = (*MIGRATIONS, "CREATE TABLE notes (note TEXT); SELECT * FROM nowhere;")
+    with pytest.raises(StoreError, match="nowhere"):
+        RunStore(path, migrations=broken)
+    assert ask(path, "PRAGMA user_version") == [(len(MIGRATIONS),)]
+    assert ask(path, "SELECT name FROM sqlite_schema WHERE name = 'notes'") == []
+
+
+def test_a_store_of_a_newer_version_is_refused(path: Path) -> None:
+    RunStore(path, migrations=(*MIGRATIONS, "CREATE TABLE notes (note TEXT);")).close()
+    with pytest.raises(StoreError, match="newer Esper"):
+        RunStore(path)
+
+
+def test_reading_needs_no_right_to_write(path: Path, store: RunStore) -> None:
+    record_update(StoreRecorder(store), 1)
+    store.close()
+    path.parent.chmod(0o555)
+    try:
+        assert ask(path.parent, "SELECT count(*) FROM episodes") == [(1,)]
+    finally:
+        path.parent.chmod(0o755)
+    with open_readonly(path) as connection, pytest.raises(sqlite3.OperationalError, match="readonly"):
+        connection.execute("DELETE FROM metrics")
