@@ -65,7 +65,7 @@ FAULTS = {
     "value_collapse": ({"explained_variance": -0.4}, 34, -0.4, 0.0),
     "value_stuck": ({"explained_variance": 0.01}, 44, 0.01, 0.05),
     "gradient_vanishing": ({"trunk_gradient_norm": 0.0}, 31, 0.0, 0.5e-6),
-    "gradient_exploding": ({"gradient_norm_max": 80.0}, 30, 80.0, 50.0),
+    "gradient_exploding": ({"gradient_norm": 80.0}, 30, 80.0, 50.0),
     "lstm_saturated": ({"lstm/cell_rms": 40.0}, 31, 40.0, 10.0),
     "lstm_dead": ({"lstm/hidden_rms": 1e-9}, 31, 1e-9, 1e-6),
     "lstm_not_finite": ({"lstm/finite": 0.0}, 30, 0.0, 1.0),
@@ -98,6 +98,20 @@ def test_what_passes_before_its_time_is_not_reported(name: str) -> None:
 def test_too_small_a_ratio_is_an_explosion_too() -> None:
     (found,) = series({"ratio_min": 0.05})[:1]
     assert (found.metric, found.limit) == ("ratio_min", RATIO_LOW)
+
+
+@pytest.mark.parametrize(("count", "reported"), [(1, False), (3, False), (4, True), (50, True)])
+def test_single_steps_may_stray(count: int, reported: bool) -> None:
+    """400 steps, 1.6 heads live on each, 4 minibatches a pass: 160 pairs a minibatch; 2 % of them are 3.2."""
+    live = {
+        "op/live_fraction": 1.0,
+        "slot/live_fraction": 0.3,
+        "blueprint/live_fraction": 0.2,
+        "blend/live_fraction": 0.1,
+    }
+    sizes = {"steps": 400.0, "epochs": 3.0, "minibatches": 12.0, "ratio_explosions": float(count)}
+    watching = detector()
+    assert bool(watching.check_all({"ratio_max": 6.0, **sizes, **live}, 0.5)) is reported
 
 
 def test_numbers_that_are_not_numbers_are_one_anomaly() -> None:

@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from esper.training.comparison import Comparison, Row
+    from esper.training.statistics import Estimate
 
 
 @dataclass(frozen=True)
@@ -121,6 +122,7 @@ def _plot(path: Path, found: Comparison, rows: list[Row], console: Console) -> l
 
 
 def _show(console: Console, found: Comparison, rows: list[Row]) -> None:
+    from rich import box
     from rich.table import Table
 
     if found.interrupted:
@@ -128,47 +130,58 @@ def _show(console: Console, found: Comparison, rows: list[Row]) -> None:
     if not rows:
         console.print("No draw was completed by every controller: there is nothing to compare.")
         return
-    rule = found.best_rule()
     count = len(found.common)
+    title = f"{found.family}: {count} held-out draw{'s' * (count != 1)}, the same for all"
     table = Table(
-        title=f"{found.family}: {count} held-out draw{'s' * (count != 1)}, the same for all", title_justify="left"
+        title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), leading=1
     )
-    table.add_column("")
-    for heading, cell in _columns(rule).items():
-        if any(cell(row) != "–" for row in rows):
-            table.add_column(heading, justify="right")
-    shown = [cell for cell in _columns(rule).values() if any(cell(row) != "–" for row in rows)]
+    columns = {heading: cell for heading, cell in _columns(found).items() if any(cell(row) != "–" for row in rows)}
+    table.add_column("", min_width=13)
+    for heading in columns:
+        table.add_column(heading, justify="right", no_wrap=True)
     for i, row in enumerate(rows):
-        last_of_kind = i + 1 == len(rows) or rows[i + 1].is_control != row.is_control
-        table.add_row(_name(row, count), *(cell(row) for cell in shown), end_section=last_of_kind)
+        last_of_kind = i + 1 < len(rows) and rows[i + 1].is_control != row.is_control
+        table.add_row(_name(row, count), *(cell(row) for cell in columns.values()), end_section=last_of_kind)
     console.print(table)
     for line in _legend(found, rows):
         console.print(f"[dim]{line}[/dim]", highlight=False)
 
 
-def _columns(rule: str | None) -> dict[str, Callable[[Row], str]]:
-    """Heading → cell. A column that has nothing to say in any row is left out."""
+def _columns(found: Comparison) -> dict[str, Callable[[Row], str]]:
+    """Heading → cell of up to three lines. A column that has nothing to say in any row is left out."""
+    rule = found.best_rule()
+
+    def against_rule(row: Row) -> str:
+        return "–" if rule == "none" else with_interval(row.vs_best_rule, "+.1f", _chance(row.better_than_best_rule))
+
     return {
-        "test\naccuracy": lambda row: with_interval(row.test_accuracy),
-        "param-\neters": lambda row: f"×{row.parameters_ratio:.2f}",
-        "FLOPs": lambda row: f"×{row.flops_ratio:.2f}",
-        "training\nFLOPs": lambda row: f"×{row.training_flops_ratio:.2f}",
-        "score": lambda row: with_interval(row.score),
-        "IQM of\nscore": lambda row: with_interval(row.score_iqm),
-        "score\nvs none": lambda row: with_interval(row.vs_none, "+.1f", row.better_than_none),
-        f"score\nvs {rule}": lambda row: (
-            "–" if rule == "none" else with_interval(row.vs_best_rule, "+.1f", row.better_than_best_rule)
+        "test\naccuracy\n[dim]interval[/dim]": lambda row: with_interval(row.test_accuracy),
+        "size\n[dim]FLOPs\ntraining[/dim]": lambda row: (
+            f"×{row.parameters_ratio:.2f}\n[dim]×{row.flops_ratio:.2f}\n×{row.training_flops_ratio:.2f}[/dim]"
         ),
-        "capacity\nregret": lambda row: with_interval(row.regret, "+.1f"),
+        "score\n[dim]interval\nIQM[/dim]": lambda row: with_interval(row.score, note=f"{row.score_iqm.value:.1f}"),
+        "vs none\n[dim]interval\nP(better)[/dim]": lambda row: with_interval(
+            row.vs_none, "+.1f", _chance(row.better_than_none)
+        ),
+        f"vs {rule}\n[dim]interval\nP(better)[/dim]": against_rule,
+        "capacity\nregret\n[dim]interval[/dim]": lambda row: (
+            "–" if row.name.startswith("static") else with_interval(row.regret, "+.1f")
+        ),
     }
 
 
+def _chance(estimate: Estimate | None) -> str:
+    return "" if estimate is None else f"{estimate.value:.2f}"
+
+
 def _name(row: Row, draws: int) -> str:
-    star = " [bold]*[/bold]" if row.on_front else ""
+    star = " *" if row.on_front else ""
     part = f"\n[dim]{row.episodes} of {draws} draws[/dim]" if row.episodes != draws else ""
     head, colon, rest = row.name.partition(": ")
-    name = f"{head}:\n{rest}" if colon else f"[bold]{head}[/bold]" if not row.is_control else head
-    return name + star + part
+    if colon:
+        what, _, how = rest.partition(", ")
+        return f"{head}{star}\n{what}\n{how}{part}"
+    return (head if row.is_control else f"[bold]{head}[/bold]") + star + part
 
 
 def _legend(found: Comparison, rows: list[Row]) -> list[str]:
@@ -176,8 +189,9 @@ def _legend(found: Comparison, rows: list[Row]) -> list[str]:
 
     rule = found.best_rule()
     lines = [
-        f"score: test accuracy − {RENT_RATE:g} points per extra host-size of parameters kept; × relates to the host",
-        "below a number its bootstrap 95 % interval; differences are paired; P: probability of improvement",
+        f"score: test accuracy − {RENT_RATE:g} points per extra host-size of parameters; IQM: its inter-quartile mean",
+        "size, FLOPs (forward pass) and training (FLOPs): relative to the host, not grown",
+        "vs: difference of score, paired by draw; P(better): probability of improvement; intervals: bootstrap, 95 %",
         "*: on the Pareto front of accuracy against parameters",
     ]
     if rule not in (None, "none"):
@@ -190,8 +204,7 @@ def _legend(found: Comparison, rows: list[Row]) -> list[str]:
     if governed:
         ended = ", ".join(f"{name} {count}" for name, count in governed.items())
         lines.append(f"the governor ended episodes early: {ended}")
-    spent = found.seconds
-    lines.append(f"took {clock(spent)}")
+    lines.append(f"took {clock(found.seconds)}")
     return lines
 
 

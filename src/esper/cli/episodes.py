@@ -64,11 +64,11 @@ def pick_workers(wanted: int | None, device: str) -> int:
     return wanted
 
 
-def with_interval(estimate: Estimate | None, form: str = ".1f", chance: Estimate | None = None) -> str:
-    """The number, its interval below it, and the probability of improvement below that."""
+def with_interval(estimate: Estimate | None, form: str = ".1f", note: str = "") -> str:
+    """The number, its interval below it, and a note below that."""
     if estimate is None:
         return "–"
-    text = format(estimate.value, form)
+    lines = [format(estimate.value, form)]
     if estimate.low is not None and estimate.high is not None:
-        text += f"\n[dim]{estimate.low:{form}} … {estimate.high:{form}}[/dim]"
-    return text if chance is None else f"{text}\n[dim]P = {chance.value:.2f}[/dim]"
+        lines.append(f"[dim]{estimate.low:{form}}…{estimate.high:{form}}[/dim]")
+    return "\n".join([*lines, f"[dim]{note}[/dim]"] if note else lines)

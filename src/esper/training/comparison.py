@@ -131,7 +131,7 @@ def compare(
         scratch_of = best_growing(found)
         plans, known = _plan(found, scratch_of)
         jobs = control_jobs(family, plans, known)
-        meter.total = meter.done + len(jobs)
+        meter.total, meter.phase = meter.done + len(jobs), "static controls"
         ran = run_jobs(jobs, workers=workers, device=device, progress=meter.note, stop=stop)
         control_results = gather_controls(plans, ran, known, _reference(found))
     return Comparison(
@@ -151,11 +151,12 @@ class _Meter:
 
     def __init__(self, progress: OnProgress | None, total: int) -> None:
         self.progress, self.total, self.done = progress, total, 0
+        self.phase: str | None = None
 
     def note(self, job: Job, results: list[EpisodeResult]) -> None:
         self.done += len(results)
         if self.progress is not None:
-            self.progress(self.done, max(self.total, self.done), job.label)
+            self.progress(self.done, max(self.total, self.done), self.phase or job.label)
 
 
 def best_growing(found: Comparison) -> str | None:
@@ -185,7 +186,8 @@ def _plan(found: Comparison, scratch_of: str | None) -> tuple[dict[str, Plan], d
         grown = found.controllers[scratch_of]
         plans[f"{scratch_of}: from scratch, equal epochs"] = from_scratch(grown, "epochs")
         plans[f"{scratch_of}: from scratch, equal FLOPs"] = from_scratch(grown, "flops")
-    every = [result for results in found.controllers.values() for result in results.values()]
+    # Widths up to the size of what was grown on purpose. Chance grows much larger ones, at a price that few would pay.
+    every = [result for name, results in found.controllers.items() if name != "random" for result in results.values()]
     plans |= static_widths(reference, max((r.parameters / r.host_parameters for r in every), default=1.0))
     known = {(number, Static()): result for number, result in found.controllers.get("none", {}).items()}
     return plans, known

@@ -15,27 +15,27 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _COLOURS = ("#2b4c5b", "#c0504d", "#3d8c95", "#e09f3e", "#7b5ea7", "#5a8f3c", "#b5487a", "#4a6fa5")
-_STATIC, _FRONT, _LINES = "#8a8a8a", "#222222", "#cccccc"
+_STATIC, _FRONT, _LINES = "#8a8a8a", "#222222", "#dddddd"
+_MARKERS = {"static": "s", "equal epochs": "D", "equal FLOPs": "^"}
 
 
 def plot_comparison(path: Path, found: Comparison, rows: Sequence[Row]) -> None:
     """Left: what accuracy costs in parameters. Right: the score that all are judged by, with its interval."""
     plt = pyplot()
-    figure, (left, right) = plt.subplots(
-        1, 2, figsize=(12.5, 1.9 + max(3.2, 0.42 * len(rows))), width_ratios=[1.25, 1.0], layout="constrained"
-    )
+    height = 1.9 + max(3.2, 0.36 * len(rows))
+    figure, (left, right) = plt.subplots(1, 2, figsize=(12.5, height), width_ratios=[1.2, 1.0], layout="constrained")
     colours = _colours(rows)
     _draw_trade(left, rows, colours)
     _draw_scores(right, rows, colours)
     count = len(found.common)
-    figure.suptitle(
-        f"{found.family}: {count} held-out draw{'s' * (count != 1)}, means with 95 % intervals", x=0.01, ha="left"
-    )
+    title = f"{found.family}: {count} held-out draw{'s' * (count != 1)}, means with 95 % intervals"
+    figure.suptitle(title, x=0.01, ha="left", fontsize=12)
     figure.savefig(path, dpi=130)
     plt.close(figure)
 
 
 def _colours(rows: Sequence[Row]) -> dict[str, str]:
+    """A colour per controller; networks from scratch have their controller's, other static ones are grey."""
     controllers = [row.name for row in rows if not row.is_control]
     chosen = {name: _COLOURS[i % len(_COLOURS)] for i, name in enumerate(controllers)}
     for row in rows:
@@ -46,73 +46,76 @@ def _colours(rows: Sequence[Row]) -> dict[str, str]:
 
 def _draw_trade(axes: Axes, rows: Sequence[Row], colours: dict[str, str]) -> None:
     for row in rows:
-        axes.errorbar(
-            row.parameters_ratio,
-            row.test_accuracy.value,
-            yerr=_arms(row.test_accuracy),
-            fmt=_marker(row),
-            color=colours[row.name],
-            markerfacecolor="white" if row.is_control else colours[row.name],
-            markersize=8,
-            elinewidth=1.0,
-            alpha=0.9,
-            label=row.name,
-        )
-    front = sorted((row for row in rows if row.on_front), key=lambda row: row.parameters_ratio)
-    axes.plot(
-        [row.parameters_ratio for row in front],
-        [row.test_accuracy.value for row in front],
-        color=_FRONT,
-        linewidth=1.2,
-        linestyle="--",
-        zorder=0,
-        label="Pareto front",
-    )
+        point = (row.parameters_ratio, row.test_accuracy.value)
+        axes.errorbar(*point, yerr=_arms(row.test_accuracy), **_style(row, colours))
+        if not row.is_control:
+            axes.annotate(
+                row.name, point, xytext=(8, 5), textcoords="offset points", color=colours[row.name], weight="bold"
+            )
+    static = [row for row in rows if row.name == "none" or row.name.startswith("static")]
+    _join(axes, static, color=_STATIC, linewidth=1.0, linestyle=":", label="static widths")
+    front = [row for row in rows if row.on_front]
+    _join(axes, front, color=_FRONT, linewidth=1.2, linestyle="--", label="Pareto front")
+    for kind, marker in _MARKERS.items():
+        if kind != "static" and any(kind in row.name for row in rows):
+            axes.plot(
+                [], [], marker, color=_STATIC, markerfacecolor="white", label=f"final network from scratch, {kind}"
+            )
     _draw_equal_scores(axes)
-    axes.set_xlabel("parameters kept (× host)")
+    axes.set_xlabel("parameters (× host)")
     axes.set_ylabel("test accuracy (%)")
-    axes.set_title("accuracy against size; grey: equal score", loc="left", fontsize=10)
-    axes.legend(frameon=False, fontsize=8, loc="best")
+    axes.set_title("Accuracy against size", loc="left", fontsize=10)
+    axes.legend(frameon=True, framealpha=0.9, edgecolor="none", fontsize=8, loc="lower right")
+
+
+def _join(axes: Axes, rows: Sequence[Row], **style: Any) -> None:
+    ordered = sorted(rows, key=lambda row: row.parameters_ratio)
+    if len(ordered) > 1:
+        points = [row.parameters_ratio for row in ordered], [row.test_accuracy.value for row in ordered]
+        axes.plot(*points, zorder=0, **style)
 
 
 def _draw_equal_scores(axes: Axes) -> None:
     """Lines along which an extra parameter earns exactly its rent: the higher the line, the better the score."""
     (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
-    step = max(1, round((y1 - y0) / 6))
-    for points in range(int(y0) - int(RENT_RATE * x1), int(y1) + step, step):
-        ends = [points + RENT_RATE * (x - 1.0) for x in (x0, x1)]
-        axes.plot((x0, x1), ends, color=_LINES, linewidth=0.6, zorder=-1)
+    highest, lowest = y1 - RENT_RATE * (x0 - 1.0), y0 - RENT_RATE * (x1 - 1.0)
+    step = max(1.0, (highest - lowest) / 10)
+    for i in range(11):
+        ends = [lowest + i * step + RENT_RATE * (x - 1.0) for x in (x0, x1)]
+        axes.plot((x0, x1), ends, color=_LINES, linewidth=0.7, zorder=-1, label="equal score" if i == 0 else None)
     axes.set_xlim(x0, x1)
     axes.set_ylim(y0, y1)
 
 
 def _draw_scores(axes: Axes, rows: Sequence[Row], colours: dict[str, str]) -> None:
     for place, row in enumerate(rows):
-        axes.errorbar(
-            row.score.value,
-            place,
-            xerr=_arms(row.score),
-            fmt=_marker(row),
-            color=colours[row.name],
-            markerfacecolor="white" if row.is_control else colours[row.name],
-            markersize=8,
-            capsize=3,
-        )
-        axes.plot(row.score_iqm.value, place, marker="|", markersize=14, color=colours[row.name])
+        axes.errorbar(row.score.value, place, xerr=_arms(row.score), capsize=3, **_style(row, colours))
+        axes.plot(row.score_iqm.value, place, marker="|", markersize=15, color=colours[row.name])
     baseline = next((row for row in rows if row.name in ("none", "static ×1")), None)
     if baseline is not None:
-        axes.axvline(baseline.score.value, color=_LINES, linewidth=1.0, zorder=0)
-    axes.set_yticks(range(len(rows)), [row.name for row in rows], fontsize=8)
+        axes.axvline(baseline.score.value, color=_STATIC, linewidth=0.8, linestyle=":", zorder=0)
+    axes.set_yticks(
+        range(len(rows)), [row.name.replace(": from scratch,", " from scratch,") for row in rows], fontsize=9
+    )
+    axes.tick_params(axis="y", length=0)
     axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel(f"score: test accuracy − {RENT_RATE:g} points per extra host-size of parameters")
-    axes.set_title("score; ∣ is the inter-quartile mean", loc="left", fontsize=10)
+    axes.set_xlabel(f"accuracy − {RENT_RATE:g} points per extra host-size of parameters")
+    axes.set_title("Score; the tick | is the inter-quartile mean", loc="left", fontsize=10)
     axes.grid(axis="x", alpha=0.25)
     for side in ("top", "right", "left"):
         axes.spines[side].set_visible(False)
 
 
-def _marker(row: Row) -> str:
-    return "o" if not row.is_control else "s" if row.name.startswith("static") else "D"
+def _style(row: Row, colours: dict[str, str]) -> dict[str, Any]:
+    marker = next((marker for kind, marker in _MARKERS.items() if row.is_control and kind in row.name), "o")
+    colour = colours[row.name]
+    return {
+        "fmt": marker,
+        "color": colour,
+        "markerfacecolor": "white" if row.is_control else colour,
+        "markersize": 6 if row.is_control else 8,
+        "elinewidth": 1.0,
+    }
 
 
 def _arms(estimate: Estimate) -> Any:
