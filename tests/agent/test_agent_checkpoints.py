@@ -167,9 +167,9 @@ def test_another_number_of_environments_is_explained(tmp_path):
     agent.save(tmp_path / "a")
     with pytest.raises(ValueError, match="acted for 2 environments, this one for 3"):
         make_agent(CueMemory(3), PPOConfig(), 4).load(tmp_path / "a")
+    other = make_agent(CueMemory(2), PPOConfig(), 4)
+    other.observation_normaliser = ObservationNormaliser(5, 0)
     with pytest.raises(ValueError, match="no observation normaliser"):
-        other = make_agent(CueMemory(2), PPOConfig(), 4)
-        other.observation_normaliser = ObservationNormaliser(5, 0)
         other.load(tmp_path / "a")
 
 
@@ -231,5 +231,5 @@ def test_a_policy_of_three_slots_runs_with_others(tmp_path):
     for slots in (1, 5, 12):
         observation, masks = grow_step(2, slots)
         out = network(observation, masks, network.initial_state(2))
-        action = out.policy.sample(torch.Generator().manual_seed(0))
+        action, _ = out.policy.sample(torch.Generator().manual_seed(0))
         assert (action[:, 0] < slots).all()

@@ -181,7 +181,7 @@ def test_entropy_kl_and_total_probability_equal_brute_force(seed, floor):
 def test_sampled_decisions_are_legal_and_unused_heads_are_zero(seed):
     policy = random_policy((200,), seed)
     masks, generator = policy.masks, torch.Generator().manual_seed(seed)
-    for action in (policy.sample(generator), policy.mode()):
+    for action in (policy.sample(generator)[0], policy.mode()):
         slot, blueprint, blend, op = action.unbind(-1)
         rows = torch.arange(200)
         used = policy.relevant(action)
@@ -202,7 +202,7 @@ def test_sampling_frequencies_match_probabilities():
         policy.masks,
         policy.uses,
     )
-    op = many.sample(torch.Generator().manual_seed(0))[:, OP]
+    op = many.sample(torch.Generator().manual_seed(0))[0][:, OP]
     assert torch.allclose(torch.bincount(op, minlength=4) / 40_000, policy.op.exp(), atol=0.01)
 
 
@@ -219,7 +219,8 @@ def test_masked_rows_give_no_nan_in_values_or_gradients():
             torch.randn(m.shape, requires_grad=True) for m in (masks.op, masks.slot, masks.blueprint, masks.blend)
         ]
         policy = FactoredPolicy.from_logits(FactoredLogits(*tensors), masks, GROWTH_ACTIONS.table(), floor)
-        action = policy.sample()
+        action, log_prob = policy.sample()
+        assert torch.equal(log_prob, policy.log_prob(action))
         assert action.tolist() == [[0, 0, 0, 0]]
         total = (
             policy.log_prob(action).sum()

@@ -151,7 +151,7 @@ def test_every_parameter_receives_gradient(network):
     observation, masks = random_input((8, 6))
     observation.blueprints[0, 0] = torch.tensor([0, 1, 2])
     out = network(observation, masks, network.initial_state(8))
-    action = out.policy.sample(torch.Generator().manual_seed(0))
+    action, _ = out.policy.sample(torch.Generator().manual_seed(0))
     (out.policy.log_prob(action).sum() + out.policy.entropy().sum() + out.value.sum()).backward()
     without = [n for n, p in network.named_parameters() if p.grad is None or p.grad.abs().max() == 0]
     assert without == []
@@ -213,6 +213,6 @@ def test_compiled_network_gives_equal_results_and_breaks_only_at_the_lstm(networ
     network.zero_grad(set_to_none=True)
     observation, masks = random_input((4, 5))
     out = compiled(observation, masks, network.initial_state(4))
-    action = out.policy.sample(torch.Generator().manual_seed(0))
+    action, _ = out.policy.sample(torch.Generator().manual_seed(0))
     (out.policy.log_prob(action).sum() + out.policy.entropy().sum() + out.value.sum()).backward()
     assert [n for n, p in network.named_parameters() if p.grad is None or p.grad.abs().max() == 0] == []

@@ -63,9 +63,10 @@ def test_a_profile_lands_in_the_folder_that_was_named(tmp_path: Path, monkeypatc
 
 def test_a_second_profile_does_not_overwrite_the_first(tmp_path: Path) -> None:
     for number in (1, 2):
-        with profiling(tmp_path, wait=0, warm_up=0, active=1) as profile:
-            torch.ones(3).sum()
-            profile.step()
+        with profiling(tmp_path, wait=0, warm_up=1, active=1) as profile:
+            for _ in range(2):
+                torch.ones(3).sum()
+                profile.step()
         assert profile.files[0].name == f"trace-{number}.json"
 
 

@@ -64,7 +64,7 @@ def test_without_sql_it_lists_what_there_is(run: Path, capsys: Capture) -> None:
 @pytest.mark.parametrize(
     ("sql", "said"),
     [
-        ("SELECT nothing FROM metrics", "no such column: nothing"),
+        ("SELECT colour FROM metrics", "no such column: colour"),
         ("SELEC 1", "syntax error"),
         ("DELETE FROM metrics", "readonly"),
         ("SELECT 1; SELECT 2", "one statement"),

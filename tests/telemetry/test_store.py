@@ -58,13 +58,13 @@ def test_closing_writes_everything(path: Path) -> None:
         recorder = StoreRecorder(store)
         for update in range(1, 4):
             record_update(recorder, update)
+    assert not path.with_name(path.name + "-wal").exists()  # one plain file is left
     assert ask(path, "SELECT count(*) FROM decisions") == [(15,)]
     assert ask(path, "SELECT value FROM metrics WHERE name = 'kl' ORDER BY update_number") == [
         (0.01,),
         (0.02,),
         (0.03,),
     ]
-    assert not path.with_name(path.name + "-wal").exists()  # one plain file is left
 
 
 def test_a_reader_sees_whole_calls_while_the_run_writes(path: Path, store: RunStore) -> None:

@@ -33,7 +33,7 @@ class Actor:
         seen = observation if self.observation_normaliser is None else self.observation_normaliser(observation)
         out = self.network(seen, masks, self.state)
         self.state = out.state
-        action: Tensor = out.policy.mode() if self.deterministic else out.policy.sample(self.generator)
+        action: Tensor = out.policy.mode() if self.deterministic else out.policy.sample(self.generator)[0]
         return action
 
     @torch.inference_mode()

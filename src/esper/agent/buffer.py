@@ -215,7 +215,8 @@ class RolloutBuffer:
             place = self._store[name][:, self.length]
             if place.shape != tensor.shape:
                 raise ValueError(f"{name} is {tuple(tensor.shape)}, the buffer was made for {tuple(place.shape)}")
-            place.copy_(tensor)
+            if tensor.numel():
+                place.copy_(tensor)
         self.length += 1
 
     def finish(self, last_value: Tensor, discount: float, decay: float) -> RolloutBatch:

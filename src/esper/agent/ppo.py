@@ -80,7 +80,7 @@ class PPOAgent:
         self.buffer = RolloutBuffer(network, environments, steps, slots, blueprints)
         self.observation_normaliser = observation_normaliser
         self.value_normaliser = ValueNormaliser(config.value_momentum, self.device)
-        self.optimizer = make_optimizer(network, config, self.device)
+        self.optimizer = make_optimizer(network, config)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         self.reducer: Reducer = reducer or SingleProcess()
         self.state = network.initial_state(environments)
@@ -100,14 +100,14 @@ class PPOAgent:
         seen = observation if self.observation_normaliser is None else self.observation_normaliser(observation)
         out = self._forward(seen, masks, self.state)
         assert out.state is not None
-        action = out.policy.sample(self.generator)
+        action, log_prob = out.policy.sample(self.generator)
         self._decision = _Decision(
             seen=seen,
             raw=observation,
             masks=masks,
             policy=out.policy,
             action=action,
-            log_prob=out.policy.log_prob(action),
+            log_prob=log_prob,
             value=self.value_normaliser.to_returns(out.value),
             before=self.state,
             after=out.state,
@@ -287,13 +287,11 @@ def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
-def make_optimizer(
-    network: FactoredRecurrentActorCritic, config: PPOConfig, device: torch.device
-) -> torch.optim.Optimizer:
+def make_optimizer(network: FactoredRecurrentActorCritic, config: PPOConfig) -> torch.optim.Optimizer:
     """AdamW whose decay touches the critic only: decaying actor or trunk would pull the policy towards uniform."""
     critic = network.parameters_by_head()["value"]
     ours = {id(p) for p in critic}
     others = [p for p in network.parameters() if id(p) not in ours]
     groups = [{"params": others, "weight_decay": 0.0}, {"params": critic, "weight_decay": config.weight_decay}]
-    on_gpu = device.type == "cuda"
-    return torch.optim.AdamW(groups, lr=config.learning_rate, eps=ADAM_EPSILON, fused=on_gpu, foreach=not on_gpu)
+    # The fused kernel on CPU as well: 0.4 ms a step for this network, foreach 2.7 (measured, docs/agent.md).
+    return torch.optim.AdamW(groups, lr=config.learning_rate, eps=ADAM_EPSILON, fused=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, claim_file, clock, pick_workers, with_interval
+from esper.cli.episodes import Watch, claim_file, clock, pick_workers, wide_console, with_interval
 from esper.cli.grow import _claim as claim
 
 if TYPE_CHECKING:
@@ -42,8 +42,6 @@ class Compare:
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
 
     def run(self) -> int:
-        from rich.console import Console
-
         from esper.tasks.family import get_family
         from esper.training.comparison import compare, summarise, to_json
         from esper.training.evaluation import draw_numbers
@@ -58,7 +56,7 @@ class Compare:
         claim(out)
         if self.json not in (None, "-"):
             claim_file(Path(str(self.json)), "--json")
-        console = Console(stderr=self.json == "-")
+        console = wide_console(stderr=self.json == "-")
         with interruptible() as interrupt, Watch(console) as watch:
             found = compare(
                 self.task,
@@ -77,7 +75,7 @@ class Compare:
         if self.json == "-":
             print(json.dumps(facts, indent=1))
         _show(console, found, rows)
-        console.print(f"Written: {', '.join(written)}")
+        console.print(f"Written: {', '.join(written)}", soft_wrap=True)
         return 130 if found.interrupted else 0
 
 
@@ -144,7 +142,7 @@ def _show(console: Console, found: Comparison, rows: list[Row]) -> None:
         table.add_row(_name(row, count), *(cell(row) for cell in columns.values()), end_section=last_of_kind)
     console.print(table)
     for line in _legend(found, rows):
-        console.print(f"[dim]{line}[/dim]", highlight=False)
+        console.print(f"[dim]{line}[/dim]", highlight=False, soft_wrap=True)
 
 
 def _columns(found: Comparison) -> dict[str, Callable[[Row], str]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from pathlib import Path
@@ -12,6 +13,19 @@ if TYPE_CHECKING:
 
     from esper.training.statistics import Estimate
 
+SECONDS_BETWEEN_LINES = 15.0
+"""Where nobody watches, progress is a line now and then."""
+FILE_WIDTH = 110
+"""Columns of what is written where nobody watches."""
+
+
+def wide_console(*, stderr: bool) -> Console:
+    """A person's terminal has its own width; a file has room for a whole table."""
+    from rich.console import Console
+
+    console = Console(stderr=stderr)
+    return console if console.is_terminal else Console(stderr=stderr, width=max(console.width, FILE_WIDTH))
+
 
 class Watch:
     """Episodes done and the time that is left: a live bar for a person, a line now and then in a file."""
@@ -19,7 +33,7 @@ class Watch:
     def __init__(self, console: Console) -> None:
         self.console = console
         self.started = time.perf_counter()
-        self.said = 0.0
+        self.said = -math.inf
 
     def __enter__(self) -> Watch:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -37,7 +51,7 @@ class Watch:
         spent = time.perf_counter() - self.started
         left = f"{clock(spent * (total - done) / done)} left"
         self.bar.update(self.job, completed=done, total=total, description=f"{left}; last: {label}")
-        if not self.console.is_terminal and (spent - self.said > 15.0 or done == total):
+        if not self.console.is_terminal and (spent - self.said > SECONDS_BETWEEN_LINES or done == total):
             self.said = spent
             self.console.print(f"{done}/{total} episodes in {clock(spent)}, {left}; last: {label}", soft_wrap=True)
 
@@ -51,7 +65,10 @@ def claim_file(path: Path, option: str) -> None:
     """Find out before the work, not after it, whether the file can be written."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
+        existed = path.exists()
         path.open("a").close()
+        if not existed:
+            path.unlink()
     except OSError as error:
         raise OSError(f"cannot write {path} ({error.strerror}): choose another file with {option}") from error
 

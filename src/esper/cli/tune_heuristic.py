@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, claim_file, pick_workers, with_interval
+from esper.cli.episodes import Watch, claim_file, pick_workers, wide_console, with_interval
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -38,8 +38,6 @@ class TuneHeuristic:
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
 
     def run(self) -> int:
-        from rich.console import Console
-
         from esper.tasks.family import get_family
         from esper.training.evaluation import draw_numbers
         from esper.training.growing import pick_device
@@ -53,7 +51,7 @@ class TuneHeuristic:
         claim_file(self.out, "--out")
         device = pick_device(self.device)
         workers = pick_workers(self.workers, device.type)
-        console = Console(stderr=self.json)
+        console = wide_console(stderr=self.json)
         with interruptible() as interrupt, Watch(console) as watch:
             tuned = tune(
                 self.task,

@@ -38,6 +38,11 @@ class StepInfo:
 
     record: EpochRecord
     reward: RewardStep
+    slots: tuple[str, ...]
+    """Paths, by index."""
+    parameters: int
+    """Of the network as it acts now: the host and the seeds that take part in its output."""
+    host_parameters: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +99,9 @@ class GrowthEnv:
 
     # -- the process ---------------------------------------------------------------------------------------------------
 
-    def reset(self, numbers: Sequence[int]) -> tuple[Observation, ActionMasks]:
+    def reset(self, numbers: Sequence[int], *, held_out: bool | None = None) -> tuple[Observation, ActionMasks]:
         """Begin new episodes, one per number; the same number is the same problem, data, host and minibatches."""
+        self.held_out = self.held_out if held_out is None else held_out
         if len(numbers) != self.size:
             raise ValueError(f"this environment has {self.size} networks; reset was given {len(numbers)} numbers")
         with self._phase("reset"):
@@ -181,7 +187,8 @@ class GrowthEnv:
                 governor_penalty=self.reward.governor_penalty if broken else 0.0,
             )
         episode.situation = after
-        return StepInfo(record, reward)
+        paths, model = tuple(slot.path for slot in after.slots), learner.model
+        return StepInfo(record, reward, paths, model.acting_parameters, model.host_parameters)
 
     def _view(self) -> tuple[Observation, ActionMasks]:
         with self._phase("observe"):

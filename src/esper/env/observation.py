@@ -178,7 +178,7 @@ def encode(
     )
 
 
-def decode(actions: Tensor, reasons: str = "") -> list[Action]:
+def decode(actions: Tensor, reason: str = "") -> list[Action]:
     """Actions [N, heads] as records; what an operation does not use is ignored."""
     names = blueprint_names()
     slot, blueprint, blend, op = (HEAD_NAMES.index(head) for head in ("slot", "blueprint", "blend", "op"))
@@ -187,9 +187,9 @@ def decode(actions: Tensor, reasons: str = "") -> list[Action]:
         if row[op] == Op.WAIT:
             decoded.append(WAIT)
         elif row[op] == Op.GERMINATE:
-            decoded.append(Action(Op.GERMINATE, row[slot], names[row[blueprint]], BLENDS[row[blend]], reasons))
+            decoded.append(Action(Op.GERMINATE, row[slot], names[row[blueprint]], BLENDS[row[blend]], reason))
         else:
-            decoded.append(Action(Op(row[op]), row[slot], reason=reasons))
+            decoded.append(Action(Op(row[op]), row[slot], reason=reason))
     return decoded
 
 

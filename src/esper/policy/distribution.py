@@ -47,6 +47,9 @@ class ActionSpace:
     def ops(self) -> int:
         return len(self.uses)
 
+    def uses_head(self, head: int) -> bool:
+        return any(row[head] for row in self.uses)
+
     def table(self, device: torch.device | str = "cpu") -> Tensor:
         """[O, heads] bool."""
         return torch.tensor(self.uses, dtype=torch.bool, device=device)
@@ -104,12 +107,14 @@ def kl_of(old: Tensor, new: Tensor) -> Tensor:
     return (old.exp() * (old - new)).sum(-1)
 
 
-def choose(log_p: Tensor, uniform: Tensor | None) -> Tensor:
-    """Sample by the Gumbel-max trick, or take the likeliest when `uniform` is None. [..., n] -> int64 [...]"""
-    if uniform is None:
-        return log_p.argmax(-1)
-    gumbel = -torch.log(-torch.log(uniform.clamp(min=_SMALLEST)))  # at most 17: never lifts MASK_VALUE over a legal one
-    return (log_p + gumbel).argmax(-1)
+def gumbel(uniform: Tensor) -> Tensor:
+    """Gumbel noise from uniform noise. At most 17, so it never lifts MASK_VALUE over a legal choice."""
+    return -torch.log(-torch.log(uniform.clamp(min=_SMALLEST)))
+
+
+def choose(log_p: Tensor, noise: Tensor | None) -> Tensor:
+    """Sample by the Gumbel-max trick, or take the likeliest when `noise` is None. [..., n] -> int64 [...]"""
+    return (log_p if noise is None else log_p + noise).argmax(-1)
 
 
 def _at(table: Tensor, index: Tensor) -> Tensor:
@@ -148,7 +153,7 @@ class MaskedCategorical:
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
         noise = torch.rand(self.log_probs.shape, generator=generator, device=self.log_probs.device)
-        return choose(self.log_probs, noise)
+        return choose(self.log_probs, gumbel(noise))
 
     def mode(self) -> Tensor:
         return choose(self.log_probs, None)
@@ -203,22 +208,25 @@ class FactoredPolicy:
             uses=uses,
         )
 
-    def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """A decision per row, [..., heads] int64. Heads that the operation does not use are 0."""
+    def sample(self, generator: torch.Generator | None = None) -> tuple[Tensor, Tensor]:
+        """A decision per row, [..., heads] int64, and its log-probabilities, [..., heads]. Unused heads are 0."""
         sizes = [self.op.shape[-1], self.slot.shape[-1], self.blueprint.shape[-1], self.blend.shape[-1]]
         noise = torch.rand((*self.op.shape[:-1], sum(sizes)), generator=generator, device=self.op.device)
-        return self._choose(torch.split(noise, sizes, dim=-1))
+        return self._choose(torch.split(gumbel(noise), sizes, dim=-1))
 
     def mode(self) -> Tensor:
         """The likeliest choice of each head in causal order, [..., heads]."""
-        return self._choose((None, None, None, None))
+        return self._choose((None, None, None, None))[0]
 
-    def _choose(self, noise: tuple[Tensor | None, ...]) -> Tensor:
+    def _choose(self, noise: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor]:
         op = choose(self.op, noise[0])
-        slot = choose(_at(self.slot, op), noise[1])
-        blueprint = choose(_at(self.blueprint, slot), noise[2])
-        blend = choose(_at(self.blend, slot), noise[3])
-        return torch.stack((slot, blueprint, blend, op), dim=-1) * self.uses[op]
+        to_slot = _at(self.slot, op)
+        slot = choose(to_slot, noise[1])
+        to_blueprint, to_blend = _at(self.blueprint, slot), _at(self.blend, slot)
+        blueprint, blend = choose(to_blueprint, noise[2]), choose(to_blend, noise[3])
+        picked = (_pick(to_slot, slot), _pick(to_blueprint, blueprint), _pick(to_blend, blend), _pick(self.op, op))
+        used = self.uses[op]
+        return torch.stack((slot, blueprint, blend, op), dim=-1) * used, torch.stack(picked, dim=-1) * used
 
     def relevant(self, action: Tensor) -> Tensor:
         """Which heads took effect, [..., heads] bool: the one definition behind advantages, loss, entropy and KL."""

@@ -27,7 +27,15 @@ from torch import Tensor, nn
 
 from esper.actions import BLENDS
 from esper.env.spaces import ActionMasks, Observation
-from esper.policy.distribution import GROWTH_ACTIONS, ActionSpace, FactoredLogits, FactoredPolicy
+from esper.policy.distribution import (
+    BLEND,
+    BLUEPRINT,
+    GROWTH_ACTIONS,
+    SLOT,
+    ActionSpace,
+    FactoredLogits,
+    FactoredPolicy,
+)
 
 HIDDEN_GAIN = sqrt(2.0)
 """Orthogonal gain of layers followed by a ReLU."""
@@ -99,38 +107,43 @@ class RecurrentState:
 
 @dataclass(frozen=True, slots=True)
 class Packing:
-    """Where each step of [N, T] rows goes when every episode inside them becomes a sequence [M, L] of its own.
+    """Where each step of [N, T] rows goes when every episode inside them becomes a sequence of its own.
 
-    With it, rows that contain several episodes need one fused LSTM call instead of a Python loop over steps. Rows that
-    are exactly one episode need none (None instead of a Packing).
+    With it, rows that contain several episodes need a few fused LSTM calls instead of a Python loop over steps. Rows
+    that are exactly one episode need none (None instead of a Packing). Sequences are grouped by length, a factor of two
+    at most within a group, so that less than half of the work is padding.
     """
 
-    source: Tensor
-    """[M, L] int64: flat step n·T + t at each place; padding repeats step 0 and is never read back."""
+    groups: tuple[tuple[Tensor, Tensor], ...]
+    """Per group: the flat step n·T + t at each place, [M, L] (padding repeats step 0 and is never read back), and the
+    row whose initial state each sequence continues, or N for a fresh one, [M]."""
     place: Tensor
-    """[N, T] int64: flat place m·L + l of each step."""
-    first: Tensor
-    """[M] int64: row whose initial state the sequence continues, or N for a fresh (zero) state."""
+    """[N, T] int64: where each step is in the groups' places laid end to end."""
 
     @staticmethod
     def of(starts: Tensor) -> Packing:
         """From [N, T] bool: True where a step starts an episode. Column 0 starts a sequence either way."""
         rows, steps = starts.shape
-        time = torch.arange(steps, device=starts.device)
         opens = starts.clone()
         opens[:, 0] = True
-        sequence = opens.flatten().cumsum(0) - 1  # [N·T]
-        opened_at = torch.where(opens, time, torch.zeros_like(time)).cummax(dim=1).values
-        position = (time - opened_at).flatten()
-        length = int(position.max()) + 1
-        count = int(sequence[-1]) + 1
-        place = sequence * length + position
-        source = torch.zeros(count * length, dtype=torch.int64, device=starts.device)
-        source[place] = torch.arange(rows * steps, device=starts.device)
-        row, column = opens.nonzero(as_tuple=True)
+        row, column = opens.nonzero(as_tuple=True)  # [M] one sequence each
+        begin = row * steps + column
+        length = torch.diff(begin, append=begin.new_tensor([rows * steps]))
         fresh = (column > 0) | starts[row, column]
-        first = torch.where(fresh, torch.full_like(row, rows), row)
-        return Packing(source.view(count, length), place.view(rows, steps), first)
+        continues = torch.where(fresh, torch.full_like(row, rows), row)
+        size_class = torch.ceil(torch.log2(length.double())).long()
+        groups, offset = [], 0
+        place = torch.empty(rows * steps, dtype=torch.int64, device=starts.device)
+        for which in size_class.unique().tolist():
+            members = (size_class == which).nonzero().squeeze(1)
+            longest = int(length[members].max())
+            within = torch.arange(longest, device=starts.device)
+            real = within < length[members, None]  # [M, L]
+            source = torch.where(real, begin[members, None] + within, torch.zeros_like(within))
+            place[source[real]] = offset + real.flatten().nonzero().squeeze(1)
+            groups.append((source, continues[members]))
+            offset += source.numel()
+        return Packing(tuple(groups), place.view(rows, steps))
 
 
 @dataclass(frozen=True, slots=True)
@@ -228,6 +241,10 @@ def _head(config: NetworkConfig, outputs: int, gain: float) -> nn.Sequential:
     )
 
 
+class Unused(nn.Module):
+    """In the place of a head that no operation uses: no weights, nothing to compute."""
+
+
 class FactoredRecurrentActorCritic(nn.Module):
     """Shared trunk, one head per part of a decision, and a V(s) critic. About 0.2 M parameters at the defaults."""
 
@@ -246,9 +263,11 @@ class FactoredRecurrentActorCritic(nn.Module):
             self.blend_head: nn.Module = JointScore(config, config.blends)
             inputs = config.overall_features + 2 * config.slot_width
         else:
-            self.slot_head = _head(config, ops * config.slots, config.policy_gain)
-            self.blueprint_head = _head(config, config.slots * config.blueprints, config.policy_gain)
-            self.blend_head = _head(config, config.slots * config.blends, config.policy_gain)
+            sizes = {SLOT: ops, BLUEPRINT: config.blueprints, BLEND: config.blends}
+            self.slot_head, self.blueprint_head, self.blend_head = (
+                _head(config, config.slots * size, config.policy_gain) if config.space.uses_head(head) else Unused()
+                for head, size in sizes.items()
+            )
             inputs = config.overall_features
         self.features = FeatureNet(inputs, hidden, config.feature_layers)
         self.before_core = nn.LayerNorm(hidden)
@@ -307,32 +326,42 @@ class FactoredRecurrentActorCritic(nn.Module):
             return self.after_core(self.feed_forward(x)), state
         if packing is not None:
             return self.after_core(self._packed(self.lstm, x, state, packing)), None
-        steps = x if x.dim() == 3 else x[:, None]  # [N, T, H]
-        out, (hidden, cell) = self.lstm(steps, (state.hidden, state.cell))
-        out = out if x.dim() == 3 else out[:, 0]
+        if x.dim() == 2:
+            out, after = self._step(self.lstm, x, state)
+            return self.after_core(out), after
+        out, (hidden, cell) = self.lstm(x, (state.hidden, state.cell))
         return self.after_core(out), RecurrentState(hidden, cell)
 
     @staticmethod
     def _packed(lstm: nn.LSTM, x: Tensor, state: RecurrentState, packing: Packing) -> Tensor:
-        sequences = x.flatten(0, 1)[packing.source]  # [M, L, H]
-        fresh = torch.zeros_like(state.hidden[:, :1])
-        hidden = torch.cat((state.hidden, fresh), dim=1)[:, packing.first]
-        cell = torch.cat((state.cell, fresh), dim=1)[:, packing.first]
-        out, _ = lstm(sequences, (hidden, cell))
-        unpacked: Tensor = out.flatten(0, 1)[packing.place]  # [N, T, H]
-        return unpacked
+        steps = x.flatten(0, 1)  # [N·T, H]
+        nothing = torch.zeros_like(state.hidden[:, :1])
+        hidden, cell = torch.cat((state.hidden, nothing), dim=1), torch.cat((state.cell, nothing), dim=1)
+        outs = [lstm(steps[source], (hidden[:, row], cell[:, row]))[0].flatten(0, 1) for source, row in packing.groups]
+        return torch.cat(outs)[packing.place]  # [N, T, H]
+
+    @staticmethod
+    def _step(lstm: nn.LSTM, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
+        """One step with the same weights, [N, H]: the cell alone takes half the time of a sequence of length one."""
+        hidden, cell = [], []
+        for layer, layer_weights in enumerate(lstm.all_weights):
+            x, remembered = torch.lstm_cell(x, (state.hidden[layer], state.cell[layer]), *layer_weights)
+            hidden.append(x)
+            cell.append(remembered)
+        return x, RecurrentState(torch.stack(hidden), torch.stack(cell))
 
     def _logits(
         self, core: Tensor, slots: Tensor | None, observation: Observation, masks: ActionMasks
     ) -> FactoredLogits:
         op = self.op_head(core)
         if slots is None:
-            return FactoredLogits(
-                op,
-                self.slot_head(core).view_as(masks.slot),
-                self.blueprint_head(core).view_as(masks.blueprint),
-                self.blend_head(core).view_as(masks.blend),
+            heads = (
+                (self.slot_head, masks.slot),
+                (self.blueprint_head, masks.blueprint),
+                (self.blend_head, masks.blend),
             )
+            scores = (core.new_zeros(m.shape) if isinstance(h, Unused) else h(core).view_as(m) for h, m in heads)
+            return FactoredLogits(op, *scores)
         return FactoredLogits(
             op,
             self.slot_head(core, slots).transpose(-1, -2),  # [..., S, O] -> [..., O, S]

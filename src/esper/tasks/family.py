@@ -97,7 +97,7 @@ class TaskFamily:
 
 
 # Hosts with different weaknesses (DESIGN 5.1): narrow throughout, a narrow first, middle or last stage, large.
-NATURAL: tuple[tuple[str, dict[str, tuple[int, ...]]], ...] = (
+NATURAL: tuple[tuple[str, dict[str, Any]], ...] = (
     ("mnist1d", {"widths": (8, 8, 8), "kernels": (5, 3, 3)}),
     ("digits", {"widths": (6, 6)}),
     ("mnist1d", {"widths": (2, 12, 12), "kernels": (1, 3, 3)}),

@@ -58,8 +58,8 @@ class TokenStage(nn.Module):
 class TokenHost(nn.Module):
     """Stages for vectors [batch, features] or sequences [batch, time, features], then a mean over time and a head.
 
-    `bends[i]` and `attends[i]` say whether stage i has a ReLU and attention; `pools[i]` is the factor by which its output
-    is averaged along time (1: not at all). Hosts without one of them have a fault that growth can repair.
+    `bends[i]` and `attends[i]` say whether stage i has a ReLU and attention; `pools[i]` is the factor by which its
+    output is averaged along time (1: not at all). Hosts without one of them have a fault that growth can repair.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class TokenHost(nn.Module):
         for stage, factor in zip(self.stages, self.pools, strict=True):
             x = stage(x)
             if factor > 1:
-                x = x.unflatten(1, (-1, factor)).mean(2)
+                x = x.reshape(x.shape[0], -1, factor, x.shape[2]).mean(2)
         logits: torch.Tensor = self.head(x.mean(1) if x.dim() == 3 else x)
         return logits  # [batch, classes]
 
@@ -116,7 +116,7 @@ class Problem:
         return SlotShape(self.layout, self.widths[slot])
 
 
-# -- series, for convolutional hosts of 1×1 kernels ---------------------------------------------------------------------
+# -- series, for convolutional hosts of 1×1 kernels -------------------------------------------------------------------
 
 
 def _series_host(widths: Sequence[int], pools: Sequence[int]) -> Callable[[], nn.Module]:
@@ -190,7 +190,12 @@ def series_nothing(rng: np.random.Generator, place: int) -> Problem:
 
 
 def _token_host(
-    features: int, widths: Sequence[int], *, bends: bool = True, pools: Sequence[int] = (1,) * SLOTS
+    features: int,
+    widths: Sequence[int],
+    *,
+    bends: bool = True,
+    attends_at: int | None = None,
+    pools: Sequence[int] = (1,) * SLOTS,
 ) -> Callable[[], nn.Module]:
     return partial(
         TokenHost,
@@ -198,7 +203,7 @@ def _token_host(
         widths=list(widths),
         classes=CLASSES,
         bends=[bends] * SLOTS,
-        attends=[False] * SLOTS,
+        attends=[slot == attends_at for slot in range(SLOTS)],
         pools=list(pools),
     )
 
@@ -258,7 +263,15 @@ def token_scale(rng: np.random.Generator, place: int) -> Problem:
 
 
 def token_nothing(rng: np.random.Generator, place: int) -> Problem:
-    """The relation of `token_distant`; a stage after the mean over time compares the two by itself."""
+    """The relation of `token_distant`, for a host with attention."""
+    widths = _widths(rng, 10, place, (14, 18))
+    basis = needs.orthogonal_rows(rng, 4, 6)
+    inputs = partial(needs.token_relation, basis=basis, time=12, noise=float(rng.uniform(0.1, 0.15)))
+    return Problem("sequence", "nothing", (), inputs, widths, _token_host(6, widths, attends_at=place))
+
+
+def token_pooled(rng: np.random.Generator, place: int) -> Problem:
+    """The same relation; after the mean over time there are stages that can compare the two tokens by themselves."""
     widths = _widths(rng, 8, place, (14, 18))
     basis = needs.orthogonal_rows(rng, 4, 6)
     inputs = partial(needs.token_relation, basis=basis, time=12, noise=float(rng.uniform(0.1, 0.15)))
@@ -286,6 +299,7 @@ KINDS: dict[str, Callable[[np.random.Generator], Problem]] = {
     "token channel @1": partial(token_channel, place=1),
     "token scale @0": partial(token_scale, place=0),
     "token nothing": partial(token_nothing, place=0),
+    "token pooled nothing": partial(token_pooled, place=0),
 }
 """Each kind of problem by name: what the data are, what is needed, and the slot where it is meant to be grown."""
 

@@ -63,7 +63,7 @@ def agreement(labels: Labels, rng: np.random.Generator, *, length: int, noise: f
 def distribution(
     labels: Labels, rng: np.random.Generator, *, length: int, gain_spread: float, offset_spread: float, noise: float
 ) -> Inputs:
-    """How the values of a series are distributed, at an unknown gain and offset: flat, two-valued, skewed up or down."""
+    """How the values of a series are distributed (flat, two-valued, skewed up, down), at an unknown gain and offset."""
     uniform = rng.random((len(labels), 2, length))
     skewed = -np.log1p(-uniform) - 1.0
     shapes = np.stack([(uniform - 0.5) * 12**0.5, np.sign(uniform - 0.5), skewed, -skewed])  # zero mean, unit variance
@@ -91,7 +91,7 @@ def motif_pair(labels: Labels, rng: np.random.Generator, *, length: int, noise: 
 
 
 def board(labels: Labels, rng: np.random.Generator, *, basis: Inputs, cells: int, noise: float) -> Inputs:
-    """A point on a board of coloured cells, seen through the linear map `basis` [2, features]; its colour is the class."""
+    """A point on a board of cells, seen through the linear map `basis` [2, features]; the cell's colour is the class."""
     inputs: Inputs = _board_points(labels, rng, cells) @ basis
     return inputs + noise * rng.standard_normal(inputs.shape)
 
@@ -108,7 +108,7 @@ def board_sequence(
 def sectors(
     labels: Labels, rng: np.random.Generator, *, basis: Inputs, turns: int, gain_spread: float, noise: float
 ) -> Inputs:
-    """A direction in a plane; the sectors of the classes alternate `turns` times around, and the length says nothing."""
+    """A direction in a plane, whose length says nothing; the sectors of the classes alternate `turns` times around."""
     count = len(labels)
     sector = labels + CLASSES * rng.integers(0, turns, count)
     angle = 2 * np.pi * (sector + 0.1 + 0.8 * rng.random(count)) / (CLASSES * turns)

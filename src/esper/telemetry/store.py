@@ -108,7 +108,8 @@ def open_readonly(run: Path) -> Iterator[sqlite3.Connection]:
 def _readable(path: Path) -> sqlite3.Connection:
     # A store in a folder where nothing may be created cannot have SQLite's shared memory file; if nobody writes it,
     # it can be read as a file that does not change.
-    modes = ["mode=ro"] if path.with_name(path.name + "-wal").exists() else ["mode=ro", "immutable=1"]
+    log = path.with_name(path.name + "-wal")
+    modes = ["mode=ro"] if log.exists() and log.stat().st_size > 0 else ["mode=ro", "immutable=1"]
     problem: sqlite3.Error | None = None
     for mode in modes:
         connection = sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True, timeout=30.0)

@@ -7,6 +7,7 @@ draws and test data play no part in the choice.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
@@ -177,7 +178,12 @@ def _score(result: EpisodeResult) -> float:
 
 def as_toml(settings: HeuristicSettings, name: str, remarks: Sequence[str] = ()) -> str:
     """A file that `--controller` and `--controllers` understand."""
-    lines = [*(f"# {remark}" for remark in remarks), f'name = "{name}"', "", "[heuristic]"]
+    lines = [
+        *(f"# {remark}" for remark in remarks),
+        f"name = {json.dumps(name, ensure_ascii=False)}",
+        "",
+        "[heuristic]",
+    ]
     for one in fields(settings):
         value = getattr(settings, one.name)
         text = "[" + ", ".join(f'"{part}"' for part in value) + "]" if isinstance(value, tuple) else repr(value)

@@ -11,7 +11,6 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
@@ -29,12 +28,38 @@ class WorkerError(RuntimeError):
     """A worker process ended without an answer."""
 
 
-@dataclass(slots=True)
-class _Worker:
-    process: SpawnProcess
-    pipe: Connection
-    job: Any = None
-    """What it works on; None when idle."""
+class Worker:
+    """A process that answers jobs with a function of its own, which keeps its state from job to job."""
+
+    def __init__(self, process: SpawnProcess, pipe: Connection) -> None:
+        self.process = process
+        self.pipe = pipe
+        self.job: Any = None
+        """What it works on; None when idle."""
+
+    def send(self, job: Any) -> None:
+        self.job = job
+        self.pipe.send(job)
+
+    def receive(self) -> Any:
+        """Wait for the answer; an error that the job raised is raised here."""
+        try:
+            answer = self.pipe.recv()
+        except (EOFError, ConnectionError):
+            self.process.join(timeout=5)
+            raise WorkerError(
+                f"a worker process ended with exit code {self.process.exitcode}; it may have run out of memory: "
+                "use fewer workers"
+            ) from None
+        self.job = None
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+    def close(self) -> None:
+        self.pipe.close()
+        self.process.terminate()
+        self.process.join()
 
 
 def in_processes(
@@ -45,37 +70,33 @@ def in_processes(
 ) -> Iterator[tuple[_Job, _Result]]:
     """Each job with its result. `function` and the jobs are pickled. Once `stop` says so, running jobs are dropped."""
     waiting = list(reversed(jobs))
-    crew = _start(function, min(workers, len(jobs)))
+    crew = start_workers([function] * min(workers, len(jobs)))
     try:
         while not stop() and (waiting or any(worker.job is not None for worker in crew)):
             for worker in crew:
                 if worker.job is None and waiting:
-                    worker.job = waiting.pop()
-                    worker.pipe.send(worker.job)
+                    worker.send(waiting.pop())
             busy = {worker.pipe: worker for worker in crew if worker.job is not None}
             for pipe in wait(list(busy), timeout=POLL_SECONDS):
                 worker = busy[pipe]  # type: ignore[index]
-                result = _receive(worker)
-                job, worker.job = worker.job, None
-                yield job, result
+                job = worker.job
+                yield job, worker.receive()
     finally:
         for worker in crew:
-            worker.pipe.close()
-            worker.process.terminate()
-        for worker in crew:
-            worker.process.join()
+            worker.close()
 
 
-def _start(function: Callable[[Any], Any], count: int) -> list[_Worker]:
+def start_workers(functions: Sequence[Callable[[Any], Any]]) -> list[Worker]:
+    """One process per function; each function is pickled to its worker."""
     context = multiprocessing.get_context("spawn")
     crew = []
     with _ignoring_interrupts():
-        for _ in range(count):
+        for function in functions:
             ours, theirs = context.Pipe()
             process = context.Process(target=_serve, args=(theirs, function), daemon=True)
             process.start()
             theirs.close()  # so that the pipe breaks when the worker ends
-            crew.append(_Worker(process, ours))
+            crew.append(Worker(process, ours))
     return crew
 
 
@@ -90,20 +111,6 @@ def _ignoring_interrupts() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGINT, previous)
-
-
-def _receive(worker: _Worker) -> Any:
-    try:
-        answer = worker.pipe.recv()
-    except (EOFError, ConnectionError):
-        worker.process.join(timeout=5)
-        raise WorkerError(
-            f"a worker process ended with exit code {worker.process.exitcode}; it may have run out of memory: "
-            "use fewer workers"
-        ) from None
-    if isinstance(answer, BaseException):
-        raise answer
-    return answer
 
 
 def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:

@@ -1,0 +1,63 @@
+"""The learned policy as a controller: it reads the same situations as the rules, through the same interface."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from esper.actions import Action
+from esper.agent.actor import Actor
+from esper.agent.normalisers import ObservationNormaliser
+from esper.agent.ppo import load_policy
+from esper.env.observation import OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS, decode, encode
+from esper.env.situation import Situation
+from esper.growth.blueprints import blueprint_names
+from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
+
+LAYOUT = f"growth observation {SCHEMA_VERSION}"
+"""What a policy was trained to read; a checkpoint for another layout is refused."""
+SPARE_BLUEPRINTS = 8
+"""Room in a new network's blueprint embedding for blueprints that people add."""
+
+
+def growth_network_config(**changes: object) -> NetworkConfig:
+    """The network for growing: its widths follow from the observation's fields."""
+    settings: dict[str, object] = {
+        "overall_features": len(OVERALL_FIELDS),
+        "slot_features": len(SLOT_FIELDS),
+        "blueprints": len(blueprint_names()) + SPARE_BLUEPRINTS,
+        "layout": LAYOUT,
+    }
+    return NetworkConfig(**{**settings, **changes})  # type: ignore[arg-type]
+
+
+class LearnedController:
+    """A frozen policy. It takes the most probable action, so an episode depends on nothing but its problem."""
+
+    def __init__(
+        self, network: FactoredRecurrentActorCritic, normaliser: ObservationNormaliser | None, name: str = "learned"
+    ) -> None:
+        self.name = name
+        self.network = network.eval()
+        self.normaliser = normaliser
+        self._actor: Actor | None = None
+
+    @classmethod
+    def load(cls, path: Path) -> LearnedController:
+        """From a training checkpoint."""
+        network, normaliser = load_policy(path)
+        if network.config.layout != LAYOUT:
+            raise ValueError(
+                f"{path} holds a policy for {network.config.layout or 'another kind of observation'}; "
+                f"this version of Esper shows its controllers {LAYOUT}"
+            )
+        return cls(network, normaliser)
+
+    def reset(self, seeds: Sequence[int]) -> None:
+        self._actor = Actor(self.network, len(seeds), self.normaliser)
+
+    def decide(self, situations: Sequence[Situation]) -> list[Action]:
+        if self._actor is None:
+            raise RuntimeError("reset the controller before it decides")
+        observation, masks = encode(situations, finished=[s.remaining <= 0 for s in situations])
+        return decode(self._actor.act(observation, masks), reason="the learned policy's choice")

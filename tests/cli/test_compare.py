@@ -1,0 +1,203 @@
+"""`esper compare` and `esper tune-heuristic` from the shell's side: what they print, write, and return."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+
+from esper.cli import main
+from esper.env.reward.objective import score
+from esper.policy.catalogue import make_controller
+from esper.policy.heuristic import Heuristic, HeuristicSettings
+from esper.training.tuning import as_toml, plan_rounds
+
+Capture = pytest.CaptureFixture[str]
+PLAN = '[[grow]]\nepoch = 0\nslot = 0\nblueprint = "mlp_small"\n'
+
+
+def test_compare_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plan.toml").write_text(PLAN)
+    words = ["compare", "--task", "digits", "--controllers", "none,plan.toml", "--episodes", "2", "--workers", "1"]
+    assert main([*words, "--out", "kept", "--json", "also/facts.json"]) == 0
+    said = capsys.readouterr().out
+    for part in (
+        "none",
+        "plan.toml",
+        "from scratch",
+        "static ×",
+        "regret",
+        "2 held-out draws",
+        "2/14 episodes",
+        "left",
+    ):
+        assert part in said, said
+    assert (tmp_path / "kept" / "comparison.png").stat().st_size > 10_000
+    facts = json.loads((tmp_path / "kept" / "comparison.json").read_text())
+    assert facts == json.loads((tmp_path / "also" / "facts.json").read_text())
+    _check_facts(facts)
+
+
+def _check_facts(facts: dict[str, object]) -> None:
+    episodes, rows = facts["episodes"], facts["rows"]
+    assert isinstance(episodes, dict)
+    assert isinstance(rows, list)
+    assert {name: [e["number"] for e in some] for name, some in episodes.items()} == {
+        "none": [0, 1],
+        "plan.toml": [0, 1],
+    }
+    for some in episodes.values():
+        for e in some:
+            assert e["score"] == score(e["test_accuracy"], e["parameters"], e["host_parameters"])
+            assert e["facts"]["kind"] == "digits"
+    by_name = {row["name"]: row for row in rows}
+    ours = [e["score"] for e in episodes["plan.toml"]]
+    none = [e["score"] for e in episodes["none"]]
+    assert by_name["plan.toml"]["score"]["value"] == pytest.approx(sum(ours) / 2)
+    assert by_name["plan.toml"]["vs_none"]["value"] == pytest.approx((sum(ours) - sum(none)) / 2)
+    assert any(row["is_control"] for row in rows)
+    assert facts["interrupted"] is False
+
+
+def test_json_to_the_standard_output_stands_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [
+        "compare",
+        "--task",
+        "digits",
+        "--controllers",
+        "none",
+        "--episodes",
+        "1",
+        "--workers",
+        "1",
+        "--no-controls",
+    ]
+    assert main([*words, "--json", "-"]) == 0
+    said = capsys.readouterr()
+    facts = json.loads(said.out)
+    assert [row["name"] for row in facts["rows"]] == ["none"]
+    assert facts["rows"][0]["score"]["low"] is None  # one draw has no interval
+    assert "1 held-out draw," in said.err
+    assert (tmp_path / "compared" / "digits-0" / "comparison.json").exists()
+
+
+def test_ctrl_c_reports_what_is_complete(tmp_path: Path) -> None:
+    words = "compare --task digits --episodes 4000 --workers 2 --controllers none,schedule --out kept"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "esper", *words.split()],
+        cwd=tmp_path,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "PYTHONUNBUFFERED": "1"},
+        start_new_session=True,
+    )
+    assert process.stdout is not None
+    first = process.stdout.readline()
+    assert "episodes in" in first
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too
+    output, _ = process.communicate(timeout=60)
+    assert process.returncode == 130, output
+    assert "Interrupted: this is what was completed" in output
+    assert "Traceback" not in output
+    assert json.loads((tmp_path / "kept" / "comparison.json").read_text())["interrupted"] is True
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (("compare", "--task", "mnist2d"), "did you mean 'mnist1d'"),
+        (("compare", "--controllers", "none,heuristc", "--task", "digits"), "did you mean 'heuristic'"),
+        (("compare", "--controllers", "none,missing.toml", "--task", "digits"), "missing.toml"),
+        (("compare", "--controllers", "none,none", "--task", "digits"), "named twice"),
+        (("compare", "--controllers", ",", "--task", "digits"), "no controller is named"),
+        (("compare", "--episodes", "0"), "episodes must be from 1"),
+        (("compare", "--workers", "0", "--task", "digits"), "workers must be at least 1"),
+        (("compare", "--seed", "-1"), "the seed must be at least 0"),
+        (("compare", "--task", "digits", "--out", "/proc/esper"), "choose another folder"),
+        (("compare", "--task", "digits", "--json", "/proc/esper.json"), "choose another file with --json"),
+        (("compare", "--device", "cuda:55", "--task", "digits"), "cannot be used here"),
+        (("tune-heuristic", "--task", "digits", "--budget-steps", "10"), "too small: two candidates need 200"),
+        (("tune-heuristic", "--task", "digits", "--out", "tuned.json"), ".toml file"),
+        (("tune-heuristic", "--task", "digits", "--out", "/proc/tuned.toml"), "choose another file with --out"),
+        (("tune-heuristic", "--task", "nowhere"), "unknown task family"),
+    ],
+)
+def test_bad_input_ends_with_one_clear_line(
+    words: tuple[str, ...], message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1, said
+    assert message in said
+
+
+def test_tune_heuristic_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["tune-heuristic", "--task", "digits", "--budget-steps", "200", "--workers", "1", "--episodes", "1"]
+    assert main([*words, "--out", "found/mine.toml", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["steps"] == 200  # two candidates on four draws of 25 epochs
+    assert facts["candidates"] == 2
+    assert facts["train_score"] >= facts["train_score_default"]
+    assert set(facts["held_out"]) == {"heuristic", "tuned"}
+    controller = make_controller("found/mine.toml")
+    assert isinstance(controller, Heuristic)
+    assert controller.name == "mine"
+    assert controller.settings == HeuristicSettings(
+        **{**facts["settings"], "rotation": tuple(facts["settings"]["rotation"])}
+    )
+
+
+def test_the_rounds_of_a_search_by_hand() -> None:
+    # 10 candidates on 4 draws (40 episodes), 4 go on to 8 more (32), 2 of them to 24 more (48): 120 episodes
+    found = plan_rounds(budget_steps=120 * 25, horizon=25)
+    assert [(one.candidates, one.start, one.stop) for one in found] == [(10, 0, 4), (4, 4, 12), (2, 12, 36)]
+    assert sum(one.episodes for one in found) == 120
+    assert plan_rounds(120 * 25 - 1, 25)[0].candidates == 9
+
+
+def test_settings_survive_their_file(tmp_path: Path) -> None:
+    settings = HeuristicSettings(patience=3, plateau_gain=0.7, rotation=("conv", "mlp"))
+    path = tmp_path / "mine.toml"
+    path.write_text(as_toml(settings, 'my "best"', ["found somewhere"]))
+    controller = make_controller(str(path))
+    assert isinstance(controller, Heuristic)
+    assert (controller.name, controller.settings) == ('my "best"', settings)
+    assert tomllib.loads(path.read_text())["heuristic"]["patience"] == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[heuristic]\npatienc = 3\n", "did you mean 'patience'"),
+        ("[heuristic]\npatience = 2.5\n", "whole number"),
+        ("[heuristic]\npatience = true\n", "whole number"),
+        ("[heuristic]\nharm = -1\n", "at least 0"),
+        ("[heuristic]\nharm = nan\n", "at least 0"),
+        ("[heuristic]\nplateau_epochs = 0\n", "at least 1"),
+        ('[heuristic]\nrotation = ["cnv"]\n', "unknown blueprint 'cnv'"),
+        ('[heuristic]\nrotation = ["conv", "conv"]\n', "different blueprints"),
+        ("heuristic = 3\n", "must be a table"),
+        ("[heuristic]\n[[grow]]\nepoch = 1\n", "unknown key 'grow'"),
+        ("[heuristic\n", "not valid TOML"),
+        ("name = 'x'\n", "needs at least one [[grow]]"),
+    ],
+)
+def test_a_bad_controller_file_is_refused_with_the_reason(text: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "bad.toml"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=r"bad\.toml") as refused:
+        make_controller(str(path))
+    assert message in str(refused.value)
