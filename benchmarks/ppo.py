@@ -3,9 +3,9 @@
     python benchmarks/ppo.py [--steps 51200] [--seed 0] [--hidden 128]
 
 CartPole without velocities, 8 environments, rollouts of 128 steps, 4 epochs of 4 minibatches, the same LSTM width.
-Times are CPU seconds of one thread, so that a busy machine disturbs them little; the environment's own time, the same for
-both, is not counted. Needs stable-baselines3 and sb3-contrib,
-which are not dependencies of Esper: install them into a virtual environment of their own together with Esper.
+Times are CPU seconds of one thread, so that a busy machine disturbs them little; the environment's own time, which is
+the same for both, is not counted. Needs stable-baselines3 and sb3-contrib, which are not dependencies of Esper: install
+them into a virtual environment of their own, together with Esper.
 Exits with 1 if the update is less than 5 times or the rollout step less than 2 times as fast, with 2 without the peer.
 """
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from time import perf_counter
 
 from esper.actions import Action, Effect, Op
-from esper.agent.diagnostics import GradientDrift
+from esper.agent import diagnostics as agent
 from esper.agent.metrics import GLOSSARY
 from esper.lifecycle import Stage, Transition
 from esper.telemetry import (
@@ -97,7 +97,21 @@ def microseconds(what: Callable[[], object], times: int = 2000) -> float:
 
 
 def limits() -> Limits:
-    return Limits(5.0, 0.1, 0.3, 0.1, 0.1, 0.5, 1e-7, 5e-7, 50.0, 0.5, 1e-6, 10.0)
+    gradient = agent.GradientLimits.from_clip(0.5)
+    return Limits(
+        ratio_high=agent.RATIO_HIGH,
+        ratio_low=agent.RATIO_LOW,
+        entropy_low=agent.ENTROPY_LOW,
+        entropy_collapsed=agent.ENTROPY_COLLAPSED,
+        kl_spike=agent.KL_SPIKE,
+        kl_extreme=agent.KL_EXTREME,
+        kl_stalled=agent.KL_STALLED,
+        gradient_vanishing=gradient.vanishing,
+        gradient_exploding=gradient.exploding,
+        gradient_drift=agent.GRADIENT_DRIFT,
+        lstm_low=agent.LSTM_RMS_LOW,
+        lstm_high=agent.LSTM_RMS_HIGH,
+    )
 
 
 def run(updates: int, update_seconds: float) -> dict[str, float]:
@@ -114,7 +128,7 @@ def run(updates: int, update_seconds: float) -> dict[str, float]:
             facts[f"{name}: flush, ms an update"] = waits
             facts[f"{name}: % of an update of {update_seconds:g} s"] = 0.1 * (calls + waits) / update_seconds
             facts[f"{name}: kB an update"] = path.stat().st_size / 1024 / updates
-    detector = AnomalyDetector(limits(), GradientDrift())
+    detector = AnomalyDetector(limits(), agent.GradientDrift())
     facts["anomaly check, µs an update"] = microseconds(lambda: detector.check_all(METRICS, 0.5))
     timers = PhaseTimers()
 

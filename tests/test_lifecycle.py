@@ -110,6 +110,20 @@ def test_a_seed_pruned_while_it_blends_keeps_the_reason_until_it_is_gone() -> No
     assert life.history[-1].reason == "it harms"
 
 
+def test_a_ramp_out_takes_its_time_wherever_in_the_ramp_up_it_begins() -> None:
+    life = SlotLife("s", Rules(training_epochs=1, prune_age=1, blending_epochs=4, ramp_out_epochs=2))
+    life.germinate(0, 1, "conv", "linear", "")
+    for number in range(3):
+        epoch(life, number, **GOOD)
+    assert (life.alpha, life.dwell) == (0.75, 2)
+    life.prune(3, "")
+    alphas = [life.alpha]
+    while life.stage is Stage.BLENDING:
+        epoch(life, 3, **GOOD)
+        alphas.append(life.alpha)
+    assert alphas == pytest.approx([0.5, 0.25, 0.0])
+
+
 def test_an_incubating_seed_is_pruned_at_once_and_an_emergency_asks_no_age() -> None:
     life = SlotLife("s", Rules(prune_age=2, training_epochs=9))
     life.germinate(0, 1, "conv", "linear", "")
@@ -320,6 +334,12 @@ class RandomLife(RuleBasedStateMachine):
             assert (self.stage is Stage.HOLDING) == (self.dwell == 0)
         elif stage is Stage.TRAINING and self.stage is Stage.BLENDING:
             assert self.life.alpha > 0.0
+
+    @rule(epochs=st.integers(1, 4))
+    def run_good_epochs(self, epochs: int) -> None:
+        """Chance alone seldom gets a seed far."""
+        for _ in range(epochs):
+            self.run_an_epoch(1.0, Contrast(1.0, 0.1), Contrast(1.0, 0.1))
 
     @precondition(lambda self: self.stage is Stage.DORMANT)
     @rule()

@@ -171,8 +171,8 @@ class CueMemory(ToyEnvironment):
 
 
 class OpConditional(ToyEnvironment):
-    """Sub-heads matter under one op only. A quarter of the contexts ask for GERMINATE with the slot, blueprint and blend
-    that they show, and pay a third for each that is right. The others ask for WAIT: it pays 1, and luck on top."""
+    """Sub-heads matter under one op only. A quarter of the contexts ask for GERMINATE with the slot, blueprint and
+    blend that they show, and pay a third for each that is right. The others ask for WAIT: it pays 1, with luck."""
 
     space = GROWTH_ACTIONS
     slots, blueprints, blends = 4, 6, 3

@@ -26,7 +26,7 @@ from esper.lifecycle import Stage
 from esper.policy.catalogue import make_controller
 from esper.tasks import load_task
 from esper.tasks.feed import TensorFeed
-from small_worlds import EAGER, FOREIGN, germinate, learner_for, run_epoch
+from small_worlds import EAGER, FOREIGN, germinate, learner_for, plant, run_epoch
 
 FINE = TrainReport(loss=1.0, host_gradient=1.0, seed_gradients={}, shadow_losses={})
 UNTRAINED = Evaluation(loss=2.3, accuracy=10.0)
@@ -62,19 +62,32 @@ def test_divergence_is_far_above_the_recent_level_and_worse_than_knowing_nothing
     # Losses 1.0, 1.2, 0.8: median 1, median deviation 0.2, robust spread 0.2965, six of them 1.779.
     # Limits: 3 x 1 = 3; 1 + 1.779 = 2.779; 1.5 x 2.3 = 3.45. The largest counts.
     governor = governor_after((1.0, 25.0), (1.2, 25.0), (0.8, 25.0))
-    assert governor.check(FINE, Evaluation(3.44, 25.0)) is None
-    verdict = governor.check(FINE, Evaluation(3.46, 25.0))
+    assert governor.check(FINE, Evaluation(3.44, 12.0)) is None
+    verdict = governor.check(FINE, Evaluation(3.46, 12.0))
     assert verdict is not None
     assert verdict.kind is Fault.DIVERGENCE
     assert verdict.limit == pytest.approx(3.45)
     assert verdict.message == "the validation loss jumped from about 1 to 3.46 (limit 3.45)"
 
 
+def test_a_loss_that_a_few_examples_carry_away_is_no_divergence() -> None:
+    # 90 % is 80 points above chance; with half of them left, 50 %, the network is still a network.
+    # The limit is 3.45, which is 3.15 above the level; ten times that, 31.8, is beyond doubt.
+    governor = governor_after((0.3, 90.0))
+    assert governor.check(FINE, Evaluation(31.7, 50.0)) is None
+    assert governor.check(FINE, Evaluation(31.7, 49.0)) is not None
+    assert governor.check(FINE, Evaluation(31.9, 90.0)) is not None
+    # Nothing learnt yet: half of the 20 points that count as having learnt, so 20 %.
+    governor = governor_after((2.2, 12.0))
+    assert governor.check(FINE, Evaluation(30.0, 20.0)) is None
+    assert governor.check(FINE, Evaluation(30.0, 19.0)) is not None
+
+
 def test_noisy_training_has_a_wider_limit() -> None:
     # Losses 4, 2, 6: median 4, median deviation 2, so 4 + 6 x 2.9652 = 21.79 is beyond 3 x 4 and 1.5 x 2.3.
     governor = governor_after((2.0, 25.0), (4.0, 25.0), (6.0, 25.0))
-    assert governor.check(FINE, Evaluation(21.7, 25.0)) is None
-    verdict = governor.check(FINE, Evaluation(21.9, 25.0))
+    assert governor.check(FINE, Evaluation(21.7, 10.0)) is None
+    verdict = governor.check(FINE, Evaluation(21.9, 10.0))
     assert verdict is not None
     assert verdict.limit == pytest.approx(4 + 6 * 1.4826 * 2)
 
@@ -86,6 +99,14 @@ def test_losses_may_be_negative() -> None:
     verdict = governor.check(FINE, Evaluation(5.1, 0.0))
     assert verdict is not None
     assert verdict.limit == pytest.approx(5.0)
+
+
+def test_an_epoch_can_diverge_before_anything_was_learnt() -> None:
+    """The untrained network stands for the level that is not known yet: 3 x 2.3 = 6.9."""
+    assert governor_after().check(FINE, Evaluation(6.8, 10.0)) is None
+    assert governor_after().check(FINE, Evaluation(7.0, 10.0)) is not None
+    assert governor_after(chance=None).check(FINE, Evaluation(1e9, 10.0)) is None  # nothing to compare with
+    assert governor_after(chance=Evaluation(math.inf, 0.0)).check(FINE, UNTRAINED) is None
 
 
 def test_return_to_chance_means_that_nine_tenths_of_both_gains_are_lost() -> None:
@@ -122,12 +143,35 @@ def test_the_level_is_that_of_the_last_epochs() -> None:
 
 
 def test_after_a_rollback_the_restored_network_sets_the_level() -> None:
-    governor = governor_after((0.1, 95.0), chance=Evaluation(0.2, 90.0))
-    assert governor.check(FINE, Evaluation(1.0, 80.0)) is not None
-    governor.resume(Evaluation(0.9, 80.0))  # the host without its unfinished seeds
-    assert governor.check(FINE, Evaluation(1.0, 80.0)) is None
-    governor.resume(Evaluation(math.nan, 0.0))  # not even that helped: nothing is known any more
-    assert governor.check(FINE, Evaluation(1.0, 80.0)) is None
+    governor = governor_after((0.1, 95.0), chance=Evaluation(0.2, 40.0))
+    assert governor.check(FINE, Evaluation(1.0, 60.0)) is not None
+    governor.resume(Evaluation(0.9, 60.0))  # the host without its unfinished seeds
+    assert governor.check(FINE, Evaluation(1.0, 42.0)) is None
+    assert governor.check(FINE, Evaluation(2.8, 42.0)) is not None
+    governor.resume(Evaluation(math.nan, 0.0))  # not even that helped: only the untrained level is left, 3 x 0.2
+    assert governor.check(FINE, Evaluation(0.5, 40.0)) is None
+
+
+def test_taking_a_seed_out_is_no_fault() -> None:
+    """A host that stands at chance without its seed falls back there when the seed is pruned, by decision."""
+    learner = breakable_learner(rules=EAGER)
+    plant(learner.model, learner.model.slots[0], "mlp", Stage.HOLDING)
+    governor = Governor(learner, chance=UNTRAINED)
+    for _ in range(5):
+        assert governor.check(FINE, Evaluation(0.2, 95.0)) is None
+        governor.keep(Evaluation(0.2, 95.0))
+    collapsed = Evaluation(2.3, 10.0)
+    life = learner.model.slots[0].life
+    age, life.age = life.age, 100
+    learner.model.prune(learner.model.slots[0], epoch=0)
+    life.age = age
+    assert 0.0 < life.alpha < 1.0
+    assert governor.check(FINE, collapsed) is None  # on its way out
+    governor.keep(collapsed)
+    assert governor.check(FINE, Evaluation(2.0, 30.0)) is None
+    governor.keep(Evaluation(0.2, 95.0))  # the host learns it without the seed: from now on that is normal
+    governor.keep(Evaluation(0.2, 95.0))
+    assert governor.check(FINE, collapsed) is not None
 
 
 def test_a_metric_without_a_number_is_no_fault() -> None:

@@ -16,7 +16,7 @@ from telemetry_samples import limits
 
 sys.path.append(str(Path(__file__).parents[1] / "agent"))
 
-from toy_environments import OpConditional, make_agent, rollout
+from toy_environments import CartPoleWithoutVelocities, OpConditional, make_agent, rollout
 
 from esper.agent.config import PPOConfig
 from esper.agent.diagnostics import GradientDrift
@@ -25,13 +25,13 @@ from esper.agent.ppo import PPOAgent
 from esper.telemetry import AnomalyDetector
 from esper.telemetry.gradients import GradientWatch
 
-HEALTHY = PPOConfig(epochs=2, minibatches=2)
+HEALTHY = PPOConfig(learning_rate=1e-3, epochs=3, minibatches=2)
 
 
 def train(config: PPOConfig, updates: int, fault: Callable[[PPOAgent], None] = lambda agent: None) -> set[str]:
     """Names of the anomalies of a run of `updates` updates, the fault made half way."""
-    env = OpConditional(8)
-    agent = make_agent(env, config, steps=20, hidden=32)
+    env = CartPoleWithoutVelocities(8)
+    agent = make_agent(env, config, steps=32, hidden=32)
     detector = AnomalyDetector(limits(config.max_grad_norm), GradientDrift(momentum=0.9))
     now, found = env.reset(), set()
     for update in range(1, updates + 1):
@@ -55,7 +55,7 @@ def spoil_gradients(agent: PPOAgent) -> None:
 
 
 def reverse_entropy(agent: PPOAgent) -> None:
-    agent.config = replace(agent.config, entropy_coefficient=-0.3, target_kl=None)
+    agent.config = replace(agent.config, entropy_coefficient=-1.0, target_kl=None)
 
 
 def test_a_healthy_run_is_silent() -> None:
@@ -73,7 +73,7 @@ def test_a_healthy_run_is_silent() -> None:
     ids=["learning rate x 100", "frozen weights", "NaN gradient", "negative entropy coefficient"],
 )
 def test_a_fault_is_found(fault: Callable[[PPOAgent], None], expected: set[str]) -> None:
-    found = train(HEALTHY, 40, fault)
+    found = train(HEALTHY, 20, fault)
     assert found & expected, f"reported {found}"
 
 

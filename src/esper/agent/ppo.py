@@ -114,6 +114,13 @@ class PPOAgent:
         )
         return action
 
+    @property
+    def decided(self) -> tuple[Tensor, Tensor]:
+        """Of the decision that waits for its outcome: log-probabilities [N, heads] and values [N], for the record."""
+        if self._decision is None:
+            raise RuntimeError("nothing is decided: act() first")
+        return self._decision.log_prob, self._decision.value
+
     @torch.inference_mode()
     def process_env_step(
         self,
@@ -177,16 +184,18 @@ class PPOAgent:
             torch.cuda.reset_peak_memory_stats(self.device)
         self.update_count += 1
         batch, rollout = prepare(self._batch, self.value_normaliser, self.network.value_output, self.reducer)
-        facts, minibatches = ppo_update(
-            self.network,
-            self._forward,
-            self.optimizer,
-            batch,
-            self.config,
-            self.update_count,
-            self.generator,
-            self.reducer,
-        )
+        # cuDNN's LSTM would use TF32 by default: ten bits of mantissa, and replay no longer agrees with acting.
+        with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+            facts, minibatches = ppo_update(
+                self.network,
+                self._forward,
+                self.optimizer,
+                batch,
+                self.config,
+                self.update_count,
+                self.generator,
+                self.reducer,
+            )
         peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
         live = batch.policy.relevant(batch.action)[batch.valid].float().mean(0)
         self.optimizer.zero_grad(set_to_none=True)
@@ -247,8 +256,8 @@ class PPOAgent:
         hidden, cell = tensors["recurrent/hidden"].to(self.device), tensors["recurrent/cell"].to(self.device)
         if hidden.shape != self.state.hidden.shape:
             raise ValueError(
-                f"the saved agent acted for {hidden.shape[1]} environments, this one for {self.buffer.rows}: use as many "
-                "to continue exactly, or load_policy() to take the network alone"
+                f"the saved agent acted for {hidden.shape[1]} environments, this one for {self.buffer.rows}: use as "
+                "many to continue exactly, or load_policy() to take the network alone"
             )
         self.state = RecurrentState(hidden, cell)
         self._start = tensors["start"].to(self.device)

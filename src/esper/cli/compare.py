@@ -173,9 +173,11 @@ def _chance(estimate: Estimate | None) -> str:
 
 
 def _name(row: Row, draws: int) -> str:
+    from rich.markup import escape
+
     star = " *" if row.on_front else ""
     part = f"\n[dim]{row.episodes} of {draws} draws[/dim]" if row.episodes != draws else ""
-    head, colon, rest = row.name.partition(": ")
+    head, colon, rest = escape(row.name).partition(": ")
     if colon:
         what, _, how = rest.partition(", ")
         return f"{head}{star}\n{what}\n{how}{part}"

@@ -49,7 +49,7 @@ class Verdict:
 
 @dataclass(frozen=True, slots=True)
 class GovernorSettings:
-    """When an epoch counts as broken. Measured: see the false alarms in `docs/governor.md`."""
+    """When an epoch counts as broken. ALARMS"""
 
     window: int = 10
     """Healthy epochs that make up the recent level."""
@@ -58,7 +58,11 @@ class GovernorSettings:
     divergence_spread: float = 6.0
     """… and over the median by this many robust standard deviations (1.48 times the median deviation), …"""
     divergence_start: float = 1.5
-    """… and over this many times the loss at the start: worse than knowing nothing, which pruning a seed never is."""
+    """… and over this many times the loss at the start: worse than knowing nothing, which pruning a seed never is, …"""
+    divergence_kept: float = 0.5
+    """… while less than this share of the points above chance is left (a few extreme examples can carry a loss away), …"""
+    divergence_certain: float = 10.0
+    """… but not this many times as far above the level as the limit is: then the score does not matter."""
     learnt_points: float = 20.0
     """A network has learnt when its recent median score is this many points above chance …"""
     learnt_loss: float = 0.25
@@ -81,11 +85,10 @@ class Governor:
     ) -> None:
         """`chance` is what an untrained network scores; without it the first evaluation stands for it."""
         self.settings = settings or GovernorSettings()
-        self.chance = chance
+        self.chance = chance if chance is not None and math.isfinite(chance.loss) else None
         self._learner = learner
-        self._losses: deque[float] = deque(maxlen=self.settings.window)
-        self._known: deque[Evaluation] = deque(maxlen=self.settings.window)
-        """The recent evaluations of a network that has not been reduced since."""
+        self._recent: deque[Evaluation] = deque(maxlen=self.settings.window)
+        """Healthy evaluations, since the network was last reduced or restored."""
         self._alphas: dict[int, float] = {}
         """By number of the seed: how much of each one was part of the network that was judged last."""
         self._snapshot = Snapshot(learner.model)
@@ -106,45 +109,52 @@ class Governor:
     def _diverged(self, measured: Evaluation) -> Verdict | None:
         # Only the validation loss: it is measured after the last update, so whatever broke in the epoch shows in it,
         # and one extreme minibatch that did no harm does not.
-        if not self._losses or self.chance is None:
+        s, level, start = self.settings, self._level(), self.chance
+        if level is None or start is None:
             return None
-        s, level, start = self.settings, median(self._losses), self.chance.loss
-        spread = 1.4826 * median(abs(loss - level) for loss in self._losses)
+        spread = 1.4826 * median(abs(one.loss - level.loss) for one in self._recent) if self._recent else 0.0
         # Distances instead of products, for losses that may be negative.
-        margin = max((s.divergence_factor - 1.0) * abs(level), s.divergence_spread * spread)
-        limit = max(level + margin, start + (s.divergence_start - 1.0) * abs(start))
-        if measured.loss <= limit:
+        margin = max((s.divergence_factor - 1.0) * abs(level.loss), s.divergence_spread * spread)
+        limit = max(level.loss + margin, start.loss + (s.divergence_start - 1.0) * abs(start.loss))
+        certain = level.loss + s.divergence_certain * (limit - level.loss)
+        points, kept = level.accuracy - start.accuracy, measured.accuracy - start.accuracy
+        works = kept >= s.divergence_kept * max(points, s.learnt_points)
+        if measured.loss <= (certain if works else limit):
             return None
-        message = f"the validation loss jumped from about {level:.3g} to {measured.loss:.3g} (limit {limit:.3g})"
+        message = f"the validation loss jumped from about {level.loss:.3g} to {measured.loss:.3g} (limit {limit:.3g})"
         return Verdict(Fault.DIVERGENCE, measured.loss, limit, message)
 
-    def _notice_reduction(self) -> None:
-        """A seed that is taken out takes what it knew with it: by decision, so it is no fault to know less afterwards.
-
-        Measured on the `mixed` family, where hosts stand at chance without the right seed: pruning it looks like a
-        collapse.
-        """
-        alphas = {slot.life.seed: slot.life.alpha for slot in self._learner.model.joined}
-        if any(alphas.get(seed, 0.0) < alpha for seed, alpha in self._alphas.items()):
-            self._known.clear()
-        self._alphas = alphas
-
     def _back_at_chance(self, measured: Evaluation) -> Verdict | None:
-        if not self._known or self.chance is None:
+        s, level, chance = self.settings, self._level(), self.chance
+        if level is None or chance is None:
             return None
-        s, chance = self.settings, self.chance
-        score, loss = median(known.accuracy for known in self._known), median(known.loss for known in self._known)
-        points, saved = score - chance.accuracy, chance.loss - loss
-        limit = loss + s.lost_share * saved
+        points, saved = level.accuracy - chance.accuracy, chance.loss - level.loss
+        limit = level.loss + s.lost_share * saved
         learnt = points >= s.learnt_points and saved >= s.learnt_loss * abs(chance.loss)
-        lost = score - measured.accuracy >= s.lost_share * points and measured.loss >= limit
+        lost = level.accuracy - measured.accuracy >= s.lost_share * points and measured.loss >= limit
         if not (learnt and lost):
             return None
         message = (
-            f"the network forgot what it had learnt: validation accuracy fell from about {score:.1f} % to "
-            f"{measured.accuracy:.1f} % (chance {chance.accuracy:.1f} %)"
+            f"the network forgot what it had learnt: validation accuracy fell from about {level.accuracy:.1f} % "
+            f"to {measured.accuracy:.1f} % (chance {chance.accuracy:.1f} %)"
         )
         return Verdict(Fault.RETURN_TO_CHANCE, measured.loss, limit, message)
+
+    def _level(self) -> Evaluation | None:
+        """What is normal now; chance while nothing is known of this network; None before the first evaluation."""
+        if not self._recent:
+            return self.chance
+        return Evaluation(median(one.loss for one in self._recent), median(one.accuracy for one in self._recent))
+
+    def _notice_reduction(self) -> None:
+        """A seed that is taken out takes what it knew with it. That was decided, so it is no fault to know less now.
+
+        Seen in the `mixed` family, where a host stands at chance without its seed: pruning it looks like a collapse.
+        """
+        alphas = {slot.life.seed: slot.life.alpha for slot in self._learner.model.joined}
+        if any(alphas.get(seed, 0.0) < alpha for seed, alpha in self._alphas.items()):
+            self._recent.clear()
+        self._alphas = alphas
 
     # -- remembering and restoring --------------------------------------------------------------------------------
 
@@ -169,16 +179,15 @@ class Governor:
 
     def resume(self, restored: Evaluation) -> None:
         """Judge what comes by the restored network: without its unfinished seeds its level may be another."""
-        self._losses.clear()
-        self._known.clear()
+        self._notice_reduction()
+        self._recent.clear()
         if math.isfinite(restored.loss):
             self._note(restored)
 
     def _note(self, measured: Evaluation) -> None:
         if self.chance is None:
             self.chance = measured
-        self._losses.append(measured.loss)
-        self._known.append(measured)
+        self._recent.append(measured)
 
     @property
     def snapshot_bytes(self) -> int:

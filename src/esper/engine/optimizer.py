@@ -55,7 +55,7 @@ class GrowingOptimizer:
         """Take a seed's parameters in, as the group of `slot`."""
         host = self.optimizer.param_groups[0]
         # A group starts as a copy of the host's, because schedulers keep settings of their own in there.
-        group = {key: value for key, value in host.items() if key not in ("params", "param_names")}
+        group = {key: value for key, value in host.items() if key != "params"}
         group |= {key: host[key] * self.seed_rate for key in _RATES_IN_GROUP if key in host}
         group |= {"params": list(parameters), "slot": slot, "updates": 0}
         if "param_names" in host:  # the optimizer was given named parameters, and wants all of them named

@@ -220,6 +220,10 @@ class FactoredPolicy:
 
     def _choose(self, noise: tuple[Tensor | None, ...]) -> tuple[Tensor, Tensor]:
         op = choose(self.op, noise[0])
+        if self.slot.shape[-1] == self.blueprint.shape[-1] == self.blend.shape[-1] == 1:  # a plain Discrete task
+            nothing = torch.zeros_like(op)
+            action = torch.stack((nothing, nothing, nothing, op), dim=-1)
+            return action, torch.nn.functional.pad(_pick(self.op, op)[..., None], (len(HEAD_NAMES) - 1, 0))
         to_slot = _at(self.slot, op)
         slot = choose(to_slot, noise[1])
         to_blueprint, to_blend = _at(self.blueprint, slot), _at(self.blend, slot)

@@ -23,6 +23,7 @@ from math import sqrt
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.actions import BLENDS
@@ -134,7 +135,7 @@ class Packing:
         size_class = torch.ceil(torch.log2(length.double())).long()
         groups, offset = [], 0
         place = torch.empty(rows * steps, dtype=torch.int64, device=starts.device)
-        for which in size_class.unique().tolist():
+        for which in sorted(set(size_class.tolist())):
             members = (size_class == which).nonzero().squeeze(1)
             longest = int(length[members].max())
             within = torch.arange(longest, device=starts.device)
@@ -164,8 +165,30 @@ def _linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN) -> nn.Linear:
     return layer
 
 
-def _layer(inputs: int, outputs: int) -> nn.Sequential:
-    return nn.Sequential(_linear(inputs, outputs), nn.LayerNorm(outputs), nn.ReLU())
+class Layer(nn.Module):
+    """Linear, LayerNorm, ReLU. One call instead of four: at this size calling modules costs as much as computing."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__()
+        self.linear = _linear(inputs, outputs)
+        self.norm = nn.LayerNorm(outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = F.linear(x, self.linear.weight, self.linear.bias)
+        return torch.relu(F.layer_norm(x, self.norm.normalized_shape, self.norm.weight, self.norm.bias, self.norm.eps))
+
+
+class Head(nn.Module):
+    """hidden -> head width -> outputs."""
+
+    def __init__(self, config: NetworkConfig, outputs: int, gain: float) -> None:
+        super().__init__()
+        self.inner = _linear(config.hidden, config.head_width)
+        self.out = _linear(config.head_width, outputs, gain)
+
+    def forward(self, x: Tensor) -> Tensor:
+        inner = torch.relu(F.linear(x, self.inner.weight, self.inner.bias))
+        return F.linear(inner, self.out.weight, self.out.bias)
 
 
 class FeatureNet(nn.Module):
@@ -173,8 +196,8 @@ class FeatureNet(nn.Module):
 
     def __init__(self, inputs: int, width: int, depth: int) -> None:
         super().__init__()
-        self.first = _layer(inputs, width)
-        self.rest = nn.ModuleList(_layer(width, width) for _ in range(depth - 1))
+        self.first = Layer(inputs, width)
+        self.rest = nn.ModuleList(Layer(width, width) for _ in range(depth - 1))
 
     def forward(self, x: Tensor) -> Tensor:
         x = self.first(x)
@@ -190,7 +213,7 @@ class SlotEncoder(nn.Module):
         super().__init__()
         self.embedding = embedding
         inputs = config.slot_features + config.embedding
-        self.net = nn.Sequential(_layer(inputs, config.slot_width), _linear(config.slot_width, config.slot_width))
+        self.net = nn.Sequential(Layer(inputs, config.slot_width), _linear(config.slot_width, config.slot_width))
 
     def forward(self, observation: Observation) -> tuple[Tensor, Tensor]:
         """The slots' encodings, and mean and max over the present ones, [..., 2·slot_width]."""
@@ -235,12 +258,6 @@ class BlueprintScore(nn.Module):
         return scores
 
 
-def _head(config: NetworkConfig, outputs: int, gain: float) -> nn.Sequential:
-    return nn.Sequential(
-        _linear(config.hidden, config.head_width), nn.ReLU(), _linear(config.head_width, outputs, gain)
-    )
-
-
 class Unused(nn.Module):
     """In the place of a head that no operation uses: no weights, nothing to compute."""
 
@@ -265,7 +282,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         else:
             sizes = {SLOT: ops, BLUEPRINT: config.blueprints, BLEND: config.blends}
             self.slot_head, self.blueprint_head, self.blend_head = (
-                _head(config, config.slots * size, config.policy_gain) if config.space.uses_head(head) else Unused()
+                Head(config, config.slots * size, config.policy_gain) if config.space.uses_head(head) else Unused()
                 for head, size in sizes.items()
             )
             inputs = config.overall_features
@@ -274,17 +291,15 @@ class FactoredRecurrentActorCritic(nn.Module):
         self.lstm = nn.LSTM(hidden, hidden, config.layers, batch_first=True) if config.layers else None
         self.feed_forward = None if config.layers else nn.Sequential(_linear(hidden, hidden), nn.ReLU())
         self.after_core = nn.LayerNorm(hidden)
-        self.op_head = _head(config, ops, config.policy_gain)
-        self.value_head = _head(config, 1, VALUE_GAIN)
+        self.op_head = Head(config, ops, config.policy_gain)
+        self.value_head = Head(config, 1, VALUE_GAIN)
         if self.lstm is not None:
             _initialise_lstm(self.lstm)
 
     @property
     def value_output(self) -> nn.Linear:
         """The critic's last layer, which the value normaliser rescales when its units move."""
-        last = self.value_head[-1]
-        assert isinstance(last, nn.Linear)
-        return last
+        return self.value_head.out
 
     @property
     def recurrent(self) -> bool:
@@ -348,6 +363,8 @@ class FactoredRecurrentActorCritic(nn.Module):
             x, remembered = torch.lstm_cell(x, (state.hidden[layer], state.cell[layer]), *layer_weights)
             hidden.append(x)
             cell.append(remembered)
+        if len(hidden) == 1:
+            return x, RecurrentState(hidden[0][None], cell[0][None])
         return x, RecurrentState(torch.stack(hidden), torch.stack(cell))
 
     def _logits(

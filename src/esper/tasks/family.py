@@ -45,6 +45,18 @@ class Family(Protocol):
         """The problem of this number, always the same. Held-out draws never coincide with training draws."""
 
 
+class BoundedFamily(Family, Protocol):
+    """A family that knows the size of its largest problem: what a rollout buffer must have room for."""
+
+    @property
+    def slots(self) -> int:
+        """Most slots that a host has."""
+
+    @property
+    def horizon(self) -> int:
+        """Most epochs that an episode lasts."""
+
+
 def draw_rng(name: str, number: int, held_out: bool, use: int = 0) -> np.random.Generator:
     """The random numbers of one draw: of no other draw, no other family, and no other use."""
     if number < 0:
@@ -83,6 +95,10 @@ class TaskFamily:
         self.data_seeds = data_seeds or (1 if from_files else DATA_SEEDS)
         self.options = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}  # hashable
 
+    @property
+    def slots(self) -> int:
+        return len(_cached_task(self.name, seed=0, **self.options).slots)
+
     def draw(self, number: int, *, held_out: bool = False) -> Draw:
         rng = draw_rng(self.name, number, held_out)
         data_seed = number % self.data_seeds + (self.data_seeds if held_out else 0)
@@ -119,6 +135,12 @@ class Natural:
             TaskFamily(name, horizon=horizon, max_seeds=max_seeds, data_seeds=1, **options) for name, options in NATURAL
         ]
 
+        self.horizon = horizon
+
+    @property
+    def slots(self) -> int:
+        return max(member.slots for member in self.members)
+
     def draw(self, number: int, *, held_out: bool = False) -> Draw:
         turn, member = divmod(number, len(self.members))
         drawn = self.members[member].draw(turn, held_out=held_out)
@@ -132,7 +154,7 @@ def family_names() -> tuple[str, ...]:
     return ("mixed", "natural", *task_names())
 
 
-def get_family(name: str, **options: Any) -> Family:
+def get_family(name: str, **options: Any) -> BoundedFamily:
     """The family of this name; the options are its constructor's (for the name of a task, the task's own as well)."""
     if name == "mixed":
         from esper.tasks.mixed import Mixed  # noqa: PLC0415  (it needs `Draw` from here)

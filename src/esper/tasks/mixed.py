@@ -172,11 +172,11 @@ def series_scale(rng: np.random.Generator, place: int) -> Problem:
 
 
 def series_composition(rng: np.random.Generator, place: int) -> Problem:
-    """Motifs must be seen at slot 0, and then be compared."""
-    widths = (8, int(rng.integers(8, 13)), int(rng.integers(16, 21)))
-    inputs = partial(needs.motif_pair, length=40, noise=float(rng.uniform(0.25, 0.4)))
-    answer = (("depthwise", place), ("norm", place + 1))
-    return Problem("conv1d", "composition", answer, inputs, widths, _series_host(widths, (2, 1, 1)))
+    """Fine motifs must be seen before they are pooled, and their order after that."""
+    widths = (8, int(rng.integers(8, 11)), int(rng.integers(16, 21)))
+    inputs = partial(needs.motif_order, length=50, distance=10, noise=float(rng.uniform(0.25, 0.4)))
+    answer = (("depthwise", place), ("depthwise", place + 1))
+    return Problem("conv1d", "composition", answer, inputs, widths, _series_host(widths, (5, 2, 1)))
 
 
 def series_nothing(rng: np.random.Generator, place: int) -> Problem:
@@ -222,9 +222,9 @@ def vector_channel(rng: np.random.Generator, place: int) -> Problem:
 
 def vector_scale(rng: np.random.Generator, place: int) -> Problem:
     """Directions at gains of several orders of magnitude."""
-    widths = _widths(rng, 10, place, (14, 18))
+    widths = _widths(rng, 8, place, (13, 16))
     basis = 2.0 * needs.orthogonal_rows(rng, 2, 8)
-    inputs = partial(needs.sectors, basis=basis, turns=4, gain_spread=float(rng.uniform(2.0, 2.8)), noise=0.02)
+    inputs = partial(needs.sectors, basis=basis, turns=4, gain_spread=float(rng.uniform(2.5, 3.2)), noise=0.02)
     return Problem("dense", "scale", (("norm", place),), inputs, widths, _token_host(8, widths))
 
 
@@ -311,6 +311,8 @@ class Mixed:
     """All kinds in turn, in an order that changes from round to round; everything else at random."""
 
     name = "mixed"
+    slots = SLOTS
+    horizon = 25
 
     def __init__(self, *, kinds: Sequence[str] | None = None) -> None:
         self.kinds = tuple(KINDS if kinds is None else kinds)
@@ -337,7 +339,7 @@ class Mixed:
             "host_parameters": host,
             "train_examples": len(task.splits.train),
         }
-        return Draw(task, draw_seed(rng, held_out), int(rng.integers(18, 26)), budget, max_seeds, facts)
+        return Draw(task, draw_seed(rng, held_out), int(rng.integers(18, self.horizon + 1)), budget, max_seeds, facts)
 
 
 def _task(kind: str, problem: Problem, rng: np.random.Generator) -> Task:

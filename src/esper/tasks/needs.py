@@ -73,17 +73,18 @@ def distribution(
     return inputs
 
 
-def motif_pair(labels: Labels, rng: np.random.Generator, *, length: int, noise: float) -> Inputs:
-    """Two motifs, one in each half, out of one of two pairs of motifs (one bit), alike or not (the other bit).
+def motif_order(labels: Labels, rng: np.random.Generator, *, length: int, distance: int, noise: float) -> Inputs:
+    """Two different motifs, `distance` apart, out of one of two pairs (one bit), in one of two orders (the other bit).
 
-    The first bit needs the motifs to be seen, the second needs them to be compared as well.
+    The first bit needs the motifs to be seen, the second needs them to be seen and then to be compared: counts of motifs
+    do not tell their order, and no filter reaches from one motif to the other.
     """
     count = len(labels)
     series = noise * rng.standard_normal((count, 2, length))
-    first = rng.integers(0, 2, count)
-    second = np.where(labels % 2 == 0, first, 1 - first)
-    for half, member in ((0, first), (length // 2, second)):
-        _add(series, 0, half + rng.integers(0, length // 2 - 4, count), MOTIFS[2 * (labels // 2) + member])
+    start = rng.integers(0, length - distance - 3, count)
+    first, second = 2 * (labels // 2) + labels % 2, 2 * (labels // 2) + 1 - labels % 2
+    _add(series, 0, start, MOTIFS[first])
+    _add(series, 0, start + distance, MOTIFS[second])
     return series
 
 
@@ -91,7 +92,7 @@ def motif_pair(labels: Labels, rng: np.random.Generator, *, length: int, noise: 
 
 
 def board(labels: Labels, rng: np.random.Generator, *, basis: Inputs, cells: int, noise: float) -> Inputs:
-    """A point on a board of cells, seen through the linear map `basis` [2, features]; the cell's colour is the class."""
+    """A point on a board of cells, seen through the linear map `basis` [2, features]; its colour is the class."""
     inputs: Inputs = _board_points(labels, rng, cells) @ basis
     return inputs + noise * rng.standard_normal(inputs.shape)
 
@@ -122,7 +123,7 @@ def majority(
 ) -> Inputs:
     """A sequence of four kinds of token, of which one is the commonest; each token has a gain of its own."""
     count = len(labels)
-    kind = np.where(rng.random((count, time)) < 0.2, labels[:, None], rng.integers(0, CLASSES, (count, time)))
+    kind = np.where(rng.random((count, time)) < 0.25, labels[:, None], rng.integers(0, CLASSES, (count, time)))
     tokens: Inputs = basis[kind]  # [count, time, features]
     tokens = tokens + noise * rng.standard_normal(tokens.shape)
     return tokens * np.exp(gain_spread * rng.standard_normal((count, time, 1)))

@@ -65,7 +65,7 @@ class Limits:
     lstm_low: float
     lstm_high: float
 
-    ratio_share: float = 0.02
+    ratio_share: float = 0.05
     """Share of a minibatch whose ratios must be outside the range: single steps stray in healthy updates."""
     clip_stalled: float = 1e-4
     """Least share of clipped ratios that shows that anything moves."""

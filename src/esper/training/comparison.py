@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -126,24 +126,14 @@ def compare(
         controllers=results,
         rules=frozenset(label for label, controller in made.items() if isinstance(controller, RuleController)),
     )
-    scratch_of, control_results = None, {}
     if controls and not stop():
-        scratch_of = best_growing(found)
-        plans, known = _plan(found, scratch_of)
+        found = replace(found, scratch_of=best_growing(found))
+        plans, known = _plan(found)
         jobs = control_jobs(family, plans, known)
         meter.total, meter.phase = meter.done + len(jobs), "static controls"
         ran = run_jobs(jobs, workers=workers, device=device, progress=meter.note, stop=stop)
-        control_results = gather_controls(plans, ran, known, _reference(found))
-    return Comparison(
-        family=found.family,
-        numbers=found.numbers,
-        controllers=results,
-        controls=control_results,
-        scratch_of=scratch_of,
-        rules=found.rules,
-        interrupted=stop(),
-        seconds=time.perf_counter() - started,
-    )
+        found = replace(found, controls=gather_controls(plans, ran, known, _reference(found)))
+    return replace(found, interrupted=stop(), seconds=time.perf_counter() - started)
 
 
 class _Meter:
@@ -176,16 +166,16 @@ def _reference(found: Comparison) -> dict[int, EpisodeResult]:
     return {number: result for results in found.controllers.values() for number, result in results.items()}
 
 
-def _plan(found: Comparison, scratch_of: str | None) -> tuple[dict[str, Plan], dict[tuple[int, Static], EpisodeResult]]:
+def _plan(found: Comparison) -> tuple[dict[str, Plan], dict[tuple[int, Static], EpisodeResult]]:
     """The controls by name, and the networks among them that the controller `none` has trained already."""
     reference = _reference(found)
     plans: dict[str, Plan] = {}
     if "none" not in found.controllers:
         plans["static ×1"] = dict.fromkeys(reference, Static())
-    if scratch_of is not None:
-        grown = found.controllers[scratch_of]
-        plans[f"{scratch_of}: from scratch, equal epochs"] = from_scratch(grown, "epochs")
-        plans[f"{scratch_of}: from scratch, equal FLOPs"] = from_scratch(grown, "flops")
+    if found.scratch_of is not None:
+        grown = found.controllers[found.scratch_of]
+        plans[f"{found.scratch_of}: from scratch, equal epochs"] = from_scratch(grown, "epochs")
+        plans[f"{found.scratch_of}: from scratch, equal FLOPs"] = from_scratch(grown, "flops")
     # Widths up to the size of what was grown on purpose. Chance grows much larger ones, at a price that few would pay.
     every = [result for name, results in found.controllers.items() if name != "random" for result in results.values()]
     plans |= static_widths(reference, max((r.parameters / r.host_parameters for r in every), default=1.0))

@@ -1,0 +1,213 @@
+"""`esper train`, without the shell: collect episodes, update, record, save; every so often, judge the frozen policy.
+
+The state of a run between two updates is its agent and nothing else: episodes start afresh from numbers that follow
+from the configuration. So a checkpoint after every update is enough to continue a killed run to the very same weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from esper.agent.actor import Actor
+from esper.agent.controller import growth_network_config
+from esper.agent.normalisers import ObservationNormaliser
+from esper.agent.ppo import PPOAgent
+from esper.growth.blueprints import blueprint_names
+from esper.policy.network import FactoredRecurrentActorCritic
+from esper.tasks.family import get_family
+from esper.telemetry.escalation import HealthMonitor
+from esper.telemetry.profiler import PhaseTimers
+from esper.telemetry.recorder import NullRecorder, Recorder
+from esper.telemetry.records import Event
+from esper.training.fleet import Fleet
+from esper.training.health import health_monitor
+from esper.training.journal import Journal, RolloutSummary
+from esper.training.run_folder import RunFolder
+from esper.training.train_config import TrainConfig
+
+EVALUATION = "evaluation"
+"""The arm under which evaluations of the frozen policy are recorded."""
+
+
+@dataclass(frozen=True, slots=True)
+class UpdateReport:
+    """One update, for whoever watches."""
+
+    update: int
+    rollout: RolloutSummary
+    metrics: dict[str, float]
+    anomalies: tuple[str, ...]
+    evaluation: float | None
+    """Mean score of the frozen policy on the held-out problems, if it was judged after this update."""
+    best: bool
+
+
+class TrainingBrokenError(RuntimeError):
+    """The agent itself broke; the last good checkpoint is intact."""
+
+
+class Trainer:
+    """One run: made from its configuration, continued from its folder."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        folder: RunFolder | None = None,
+        recorder: Recorder | None = None,
+        *,
+        workers: int = 1,
+        device: str = "cpu",
+    ) -> None:
+        self.config = config
+        self.folder = folder
+        self.recorder: Recorder = recorder or NullRecorder()
+        self.timers = PhaseTimers()
+        family = get_family(config.task)
+        self.fleet = Fleet(
+            family, config.envs, reward=config.reward, slots=family.slots, device=device, workers=workers
+        )
+        self.agent = make_agent(config, family.horizon, family.slots, device)
+        self.monitor: HealthMonitor = health_monitor(self.recorder, config)
+        self.best_score = -math.inf
+        self.update = 0
+        """Updates done."""
+
+    def resume(self) -> None:
+        """Continue from the newest checkpoint of the folder, if there is one."""
+        latest = self.folder.latest() if self.folder else None
+        if latest is None:
+            return
+        kept = self.agent.load(latest)
+        self.update = int(kept["update"])
+        self.best_score = float(kept["best_score"])
+        self.monitor.load(kept["monitor"])
+
+    def run(
+        self,
+        on_update: Callable[[UpdateReport], None] | None = None,
+        stop: Callable[[], bool] = lambda: False,
+    ) -> bool:
+        """Train to the last update; False when `stop` said so first (what was done is saved)."""
+        while self.update < self.config.updates:
+            if stop():
+                return False
+            report = self._one_update()
+            if on_update is not None:
+                on_update(report)
+        return True
+
+    def close(self) -> None:
+        self.fleet.close()
+        self.recorder.close()
+
+    # -- one update ---------------------------------------------------------------------------------------------------
+
+    def _one_update(self) -> UpdateReport:
+        update = self.update + 1
+        journal = self._collect(update)
+        with self.timers("update"):
+            metrics = self.agent.update().flat()
+        rollout = journal.summary()
+        metrics |= rollout.metrics() | self.timers.drain()
+        if not all(math.isfinite(metrics[name]) for name in ("policy_loss", "value_loss")):
+            raise TrainingBrokenError(f"the agent's loss became non-finite in update {update}; lower its learning rate")
+        self.recorder.metrics(update, metrics)
+        anomalies = self.monitor.after_update(update, metrics, update / self.config.updates)
+        self.update = update
+        evaluation = self._evaluate(update) if self._is_time_to_evaluate(update) else None
+        best = evaluation is not None and evaluation > self.best_score
+        if evaluation is not None:
+            self.best_score = max(self.best_score, evaluation)
+            self.recorder.metrics(update, {"evaluation/score": evaluation})
+        self._save(update, best=best)
+        return UpdateReport(update, rollout, metrics, tuple(a.message for a in anomalies), evaluation, best)
+
+    def _collect(self, update: int) -> Journal:
+        """One episode of every environment, into the agent's buffer and the record."""
+        agent, numbers = self.agent, self.config.numbers(update)
+        journal = Journal(self.recorder, update, numbers)
+        with self.timers("environment"):
+            observation, masks = self.fleet.reset(numbers)
+        agent.reset_state()
+        over = torch.zeros(self.config.envs, dtype=torch.bool)
+        while not bool(over.all()):
+            with self.timers("policy"):
+                actions = agent.act(observation.to(agent.device), masks.to(agent.device))
+            with self.timers("environment"):
+                step = self.fleet.step(actions)
+            with self.timers("policy"):
+                log_probs, values = agent.decided
+                agent.process_env_step(
+                    step.reward, step.terminated, torch.zeros_like(step.terminated), valid=step.acted
+                )
+            with self.timers("telemetry"):
+                journal.note(step, log_probs.exp().tolist(), values.tolist())
+            over = over | step.terminated
+            observation, masks = step.observation, step.masks
+        agent.compute_returns(observation.to(agent.device))
+        return journal
+
+    # -- judging and keeping ------------------------------------------------------------------------------------------
+
+    def _is_time_to_evaluate(self, update: int) -> bool:
+        every = self.config.evaluate_every
+        return every > 0 and (update % every == 0 or update == self.config.updates)
+
+    def _evaluate(self, update: int) -> float:
+        """Mean score of the frozen policy on the held-out problems; the same ones every time."""
+        count, size = self.config.evaluation_episodes, self.config.envs
+        scores: list[float] = []
+        with self.timers("evaluation"):
+            for start in range(0, count, size):
+                numbers = [start + i for i in range(size)]
+                scores += self._play(update, numbers)[: count - start]
+        return sum(scores) / len(scores)
+
+    def _play(self, update: int, numbers: list[int]) -> list[float]:
+        journal = Journal(self.recorder, update, numbers, arm=EVALUATION)
+        actor = Actor(self.agent.network, len(numbers), self.agent.observation_normaliser)
+        observation, masks = self.fleet.reset(numbers, held_out=True)
+        over = torch.zeros(len(numbers), dtype=torch.bool)
+        while not bool(over.all()):
+            step = self.fleet.step(actor.act(observation.to(self.agent.device), masks.to(self.agent.device)))
+            journal.note(step)
+            over = over | step.terminated
+            observation, masks = step.observation, step.masks
+        return journal.summary().scores
+
+    def _save(self, update: int, *, best: bool) -> None:
+        if self.folder is None:
+            return
+        with self.timers("checkpoint"):
+            data: dict[str, Any] = {
+                "update": update,
+                "best_score": self.best_score,
+                "monitor": self.monitor.state(),
+            }
+            self.folder.save(self.agent, data, self.config.keep, best=best)
+        if best:
+            self.recorder.event(Event("checkpoint", update, f"the best so far: {self.best_score:.2f} points"))
+
+
+def make_agent(config: TrainConfig, steps: int, slots: int, device: str = "cpu") -> PPOAgent:
+    """A fresh agent for this configuration."""
+    shape = growth_network_config()
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(config.seed)
+        network = FactoredRecurrentActorCritic(shape)
+    return PPOAgent(
+        network,
+        config.ppo,
+        config.envs,
+        steps,
+        slots,
+        len(blueprint_names()),
+        seed=config.seed,
+        device=device,
+        observation_normaliser=ObservationNormaliser(shape.overall_features, shape.slot_features, device=device),
+    )

@@ -1,0 +1,80 @@
+"""What a training run is: its problem, its agent, its length. Frozen, complete, and written into the run's folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from esper.agent.config import PPOConfig
+from esper.env.reward import RewardConfig, check_gamma
+
+
+@dataclass(frozen=True, slots=True)
+class TrainConfig:
+    """A training run of a controller."""
+
+    task: str = "mixed"
+    """Family of problems to train on."""
+    envs: int = 16
+    """Networks that grow side by side; one rollout is one episode of each."""
+    updates: int = 60
+    """Rollouts, and PPO updates, in all."""
+    seed: int = 0
+    """Decides the agent's start, its choices, and which problems it sees."""
+    draws: int | None = None
+    """Problems to train on, over and over; None is new ones for ever."""
+    reward: RewardConfig = field(default_factory=RewardConfig)
+    ppo: PPOConfig = field(default_factory=PPOConfig)
+    evaluate_every: int = 10
+    """Updates between evaluations of the frozen policy on held-out problems; 0 is never."""
+    evaluation_episodes: int = 16
+    """Held-out problems per evaluation: always the same ones."""
+    keep: int = 3
+    """Checkpoints that are kept, besides the best one."""
+
+    def __post_init__(self) -> None:
+        for name in ("envs", "updates", "evaluation_episodes", "keep"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
+        if self.evaluate_every < 0:
+            raise ValueError(f"evaluate_every must be at least 0, not {self.evaluate_every}")
+        if self.draws is not None and self.draws < self.envs:
+            raise ValueError(f"{self.envs} networks need at least as many problems; draws is {self.draws}")
+        check_gamma(self.reward, self.ppo.discount)
+
+    def numbers(self, update: int) -> list[int]:
+        """The draws of a rollout, by number; `update` counts from 1."""
+        first = (update - 1) * self.envs
+        pool = self.draws or DRAWS_PER_SEED
+        return [self.seed * DRAWS_PER_SEED + (first + i) % pool for i in range(self.envs)]
+
+    def to_json(self) -> dict[str, Any]:
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> TrainConfig:
+        ppo = {**data["ppo"], "head_entropy_weights": tuple(data["ppo"]["head_entropy_weights"])}
+        return cls(**{**data, "reward": RewardConfig(**data["reward"]), "ppo": PPOConfig(**ppo)})
+
+
+DRAWS_PER_SEED = 1_000_000
+"""Runs with different seeds see different problems."""
+
+PRESETS: dict[str, TrainConfig] = {
+    "demo": TrainConfig(envs=16, updates=30, draws=48, evaluate_every=0),
+    "mixed": TrainConfig(),
+    "mnist1d": TrainConfig(task="mnist1d"),
+    "cifar10": TrainConfig(task="cifar10", envs=32, updates=200),
+    "text": TrainConfig(task="text", envs=8),
+}
+
+
+def read_train_config(path: Path) -> TrainConfig:
+    """The configuration in a run's folder."""
+    try:
+        return TrainConfig.from_json(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise ValueError(f"{path} is not the configuration of a training run: {error}") from error
