@@ -374,5 +374,5 @@ class RandomLife(RuleBasedStateMachine):
         assert stage is self.life.stage
 
 
-RandomLife.TestCase.settings = settings(max_examples=25, stateful_step_count=40)
+RandomLife.TestCase.settings = settings(stateful_step_count=40)
 TestRandomLife = RandomLife.TestCase

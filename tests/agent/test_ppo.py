@@ -316,8 +316,11 @@ def test_truncation_needs_the_state_it_led_to():
     observation, masks = env.reset()
     never, both = torch.zeros(2, dtype=torch.bool), torch.ones(2, dtype=torch.bool)
     agent.act(observation, masks)
-    with pytest.raises(ValueError, match="final_observation"):
-        agent.process_env_step(torch.zeros(2), never, both)
+    agent.process_env_step(torch.zeros(2), never, both)
+    with pytest.raises(ValueError, match="environment 0, step 0: a truncated step needs final_observation"):
+        agent.compute_returns(observation)
+    agent.buffer.reset()
+    agent.act(observation, masks)
     final = vector_observation(torch.randn(2, env.features))
     with torch.no_grad():
         expected = agent.network.value(final, agent._decision.after)  # the state after the step, not a fresh one

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
@@ -197,7 +197,6 @@ def after(game: list[tuple[Action, float, float]], budget: int | None, max_seeds
 numbers = st.sampled_from([0.0, 1.0]), st.sampled_from([-1.0, 0.0, 1.0])
 
 
-@settings(max_examples=25)
 @given(data=st.data(), room=st.none() | st.integers(0, 400), max_seeds=st.none() | st.integers(0, 2))
 def test_a_situation_allows_exactly_what_the_learner_then_does(
     data: st.DataObject, room: int | None, max_seeds: int | None

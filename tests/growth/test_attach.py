@@ -11,6 +11,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 from esper.actions import Action, Op
 from esper.engine.learner import Learner
@@ -22,7 +23,7 @@ from esper.lifecycle import Stage
 from esper.tasks.data import Split
 from esper.tasks.feed import LoaderFeed, TensorFeed
 from esper.tasks.registry import cross_entropy, percent_correct
-from small_worlds import EAGER, FOREIGN, WORLDS, germinate, plant, run_epoch, same
+from small_worlds import EAGER, FOREIGN, PATIENT, WORLDS, germinate, plant, run_epoch, same
 
 # -- three models that this repository does not define ------------------------------------------------------------
 
@@ -172,6 +173,35 @@ def test_frozen_parameters_stay_as_they_are_and_a_wholly_frozen_host_can_grow() 
     grow_through_all_stages(learner, 0, "mlp")
 
 
+def test_checkpointed_blocks_and_sparse_embeddings_train_as_well() -> None:
+    class Economical(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embedding = nn.Embedding(9, 8, sparse=True)
+            self.blocks = nn.ModuleList(nn.Sequential(nn.Linear(8, 8), nn.Dropout(0.2), nn.Tanh()) for _ in range(3))
+            self.head = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.embedding(x).mean(1)
+            for block in self.blocks:
+                h = checkpoint(block, h, use_reentrant=False) if self.training else block(h)
+            return self.head(h)
+
+    torch.manual_seed(0)
+    x, y = torch.randint(9, (16, 4)), torch.randint(3, (16,))
+    hosts = []
+    for grow in (False, True):
+        torch.manual_seed(1)
+        model = attach(Economical(), ["blocks.*"], x, rules=PATIENT)
+        learner = learner_of(model, x, y)
+        learner.optimizer = GrowingOptimizer(torch.optim.SGD(model.host.parameters(), lr=0.1))
+        for epoch in range(4):
+            record = run_epoch(learner, germinate(1, "mlp") if grow and epoch == 1 else None)
+            assert record.trained.host_gradient > 0.0
+        hosts.append(model.host)
+    assert same(hosts[0].parameters(), hosts[1].parameters())
+
+
 # -- what is refused, and why -------------------------------------------------------------------------------------
 
 
@@ -248,6 +278,26 @@ def test_a_model_without_parameters_is_refused() -> None:
 def test_a_sequence_first_transformer_is_refused_with_the_cure() -> None:
     with pytest.raises(AttachError, match="build them with batch_first=True"):
         attach(EncoderClassifier(batch_first=False), ["encoder.layers.0"], torch.randn(4, 5, 8))
+
+
+def test_a_nested_tensor_is_refused_with_the_cure() -> None:
+    """What torch's own encoder makes of a padding mask, in evaluation mode and by default."""
+
+    class Padded(nn.Module):
+        def __init__(self, nested: bool) -> None:
+            super().__init__()
+            layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
+
+        def forward(self, x: Tensor, padding: Tensor) -> Tensor:
+            return self.encoder(x, src_key_padding_mask=padding)
+
+    padding = torch.zeros(4, 5, dtype=torch.bool)
+    padding[:, 4] = True
+    example = (torch.randn(4, 5, 8), padding)
+    with pytest.raises(AttachError, match="gives a nested tensor .*enable_nested_tensor=False"):
+        attach(Padded(nested=True), ["encoder.layers.0"], example)
+    assert attach(Padded(nested=False), ["encoder.layers.0"], example).slots[0].shape.layout == "sequence"
 
 
 def test_a_budget_smaller_than_the_host_is_refused() -> None:

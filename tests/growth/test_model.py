@@ -194,6 +194,22 @@ def test_a_seed_takes_the_precision_of_its_host() -> None:
     assert model(MLP.examples(2).x.double()).dtype == torch.float64
 
 
+def test_a_seed_takes_the_precision_of_its_place_in_a_mixed_host() -> None:
+    class Mixed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first = nn.Linear(6, 8)
+            self.second = nn.Linear(8, 8).bfloat16()
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.second(self.first(x).bfloat16()).float()
+
+    model = attach(Mixed(), ["second"], MLP.examples(2).x)
+    plant(model, model.slots[0], "mlp", Stage.HOLDING)
+    assert {p.dtype for p in model.seeds["0"].parameters()} == {torch.bfloat16}
+    assert model(MLP.examples(2).x).dtype == torch.float32
+
+
 def test_modes_reach_the_seeds() -> None:
     model: GrowingModel = MLP.grown().eval()
     model.germinate(model.slots[0], "mlp", "linear", epoch=0)

@@ -18,7 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from telemetry_samples import record_update
+from telemetry_samples import record_update, sample_episode
 
 from esper.telemetry import RunStore, StoreError, StoreRecorder, open_readonly
 from esper.telemetry.schema import MIGRATIONS, RUN_TABLES
@@ -187,6 +187,17 @@ def test_a_row_that_cannot_be_stored_is_an_error_of_the_run(path: Path) -> None:
     assert ask(path, "SELECT * FROM metrics") == []  # the call is written as a whole or not at all
 
 
+def test_an_episode_that_comes_twice_is_an_error_and_replaces_nothing(path: Path) -> None:
+    store = RunStore(path)
+    recorder = StoreRecorder(store)
+    recorder.episode(sample_episode(1, draw=7))
+    store.flush()
+    recorder.episode(sample_episode(1, draw=8))
+    with pytest.raises(StoreError, match=r"recorded twice .*needs an `env` of its own"):
+        store.close()
+    assert ask(path, "SELECT draw FROM episodes") == [(7,)]
+
+
 def test_an_unusable_place_is_an_error_at_once(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(StoreError, match="cannot open the run store"):
@@ -211,7 +222,6 @@ CHILD = """
                 record_update(recorder, update, decisions=40)
                 store.flush()
                 print(update, flush=True)
-                record_update(recorder, update + 1, decisions=40)
     except StoreError as error:
         sys.exit(f"StoreError: {{error}}")
 """

@@ -41,9 +41,9 @@ class RolloutStep:
     terminated: Tensor
     """[N] bool: nothing follows."""
     truncated: Tensor
-    """[N] bool: cut short; `bootstrap` stands for what would have followed."""
+    """[N] bool: cut short (unless terminated as well); `bootstrap` stands for what would have followed."""
     bootstrap: Tensor
-    """[N] V of the post-action state where truncated, in reward units; anything elsewhere."""
+    """[N] V of the post-action state where truncated, in reward units; NaN where it was not asked for."""
     valid: Tensor
     """[N] bool: False once the row's episode is over and the environment only idles along."""
 
@@ -215,7 +215,7 @@ class RolloutBuffer:
             place = self._store[name][:, self.length]
             if place.shape != tensor.shape:
                 raise ValueError(f"{name} is {tuple(tensor.shape)}, the buffer was made for {tuple(place.shape)}")
-            if tensor.numel():
+            if tensor.numel() and not (tensor.shape[-1] == 1 and name in _CERTAIN):
                 place.copy_(tensor)
         self.length += 1
 
@@ -224,13 +224,14 @@ class RolloutBuffer:
         if self.length == 0:
             raise RuntimeError("the rollout buffer is empty: nothing to learn from")
         kept = {name: tensor[:, : self.length] for name, tensor in self._store.items()}
-        done = kept["terminated"] | kept["truncated"]
-        self._check_ends(kept["valid"], done)
+        truncated = kept["truncated"] & ~kept["terminated"]
+        done = kept["terminated"] | truncated
+        self._check_ends(kept["valid"], done, truncated & kept["bootstrap"].isnan())
         following = torch.cat((kept["value"][:, 1:], last_value[:, None]), dim=1)
         advantage = advantages(
             kept["reward"],
             kept["value"],
-            torch.where(kept["truncated"], kept["bootstrap"], following),
+            torch.where(truncated, kept["bootstrap"], following),
             kept["terminated"],
             done,
             kept["valid"],
@@ -263,7 +264,14 @@ class RolloutBuffer:
         )
 
     @staticmethod
-    def _check_ends(valid: Tensor, done: Tensor) -> None:
+    def _check_ends(valid: Tensor, done: Tensor, without_bootstrap: Tensor) -> None:
+        missing = without_bootstrap & valid
+        if bool(missing.any()):
+            row, step = (int(i) for i in missing.nonzero()[0])
+            raise ValueError(
+                f"environment {row}, step {step}: a truncated step needs final_observation, because its return goes on "
+                "from the post-action state"
+            )
         loose = valid[:, :-1] & ~valid[:, 1:] & ~done[:, :-1]
         if bool(loose.any()):
             row, step = (int(i) for i in loose.nonzero()[0])
@@ -289,4 +297,6 @@ def minibatches(rows: int, count: int, generator: torch.Generator) -> Iterator[T
     yield from torch.tensor_split(order, min(count, rows))
 
 
+_CERTAIN = frozenset({"policy.slot", "policy.blueprint", "policy.blend"})
+"""With a single choice these log-probabilities are 0, which is what the memory holds from the start."""
 _OBSERVATION = ("overall", "slots", "blueprints", "costs", "present")

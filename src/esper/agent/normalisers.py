@@ -72,7 +72,7 @@ class RunningMoments:
 
     def load(self, state: Mapping[str, Tensor]) -> None:
         self.count = state["count"].to(self.count)
-        self.mean = state["mean"].to(self.mean)
+        self.mean = state["mean"].to(self.mean).clone()
         self.variance = state["variance"].to(self.variance)
 
 
@@ -155,12 +155,21 @@ class ValueNormaliser:
 
     def __init__(self, momentum: float | None = None, device: torch.device | str = "cpu") -> None:
         self.moments = RunningMoments(1, momentum, device, least_std=LEAST_RETURN_STD)
+        self._cached: tuple[Tensor, Tensor, Tensor] | None = None
 
     def to_returns(self, normalised: Tensor) -> Tensor:
-        return normalised * self.moments.std.float() + self.moments.mean.float()
+        mean, std = self._units()
+        return normalised * std + mean
 
     def to_normalised(self, returns: Tensor) -> Tensor:
-        return (returns - self.moments.mean.float()) / self.moments.std.float()
+        mean, std = self._units()
+        return (returns - mean) / std
+
+    def _units(self) -> tuple[Tensor, Tensor]:
+        """Mean and std in float32, computed once per change: they are asked for at every step of a rollout."""
+        if self._cached is None or self._cached[0] is not self.moments.mean:
+            self._cached = (self.moments.mean, self.moments.mean.float(), self.moments.std.float())
+        return self._cached[1], self._cached[2]
 
     @torch.no_grad()
     def update(self, returns: Tensor, valid: Tensor, last: nn.Linear, reducer: Reducer | None = None) -> None:

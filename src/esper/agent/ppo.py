@@ -87,6 +87,8 @@ class PPOAgent:
         self.update_count = 0
         """Calls of `update`; epochs and gradient steps are counted in the metrics."""
         self._start = torch.ones(environments, dtype=torch.bool, device=self.device)
+        self._everywhere = torch.ones_like(self._start)
+        self._unknown = torch.full((environments,), torch.nan, device=self.device)
         self._decision: _Decision | None = None
         self._batch: RolloutBatch | None = None
 
@@ -133,18 +135,13 @@ class PPOAgent:
         """Note what the last decision led to; all [N].
 
         `final_observation` is the post-action observation of environments that were truncated (other rows are not
-        read): its value, under the state the policy would have had there, stands for the rest of the episode.
+        read): its value, under the state the policy would have had there, stands for the rest of the episode. A
+        truncated step without it is refused by `compute_returns`, which need not wait for the device at every step.
         """
         decision = self._decision
         if decision is None:
             raise RuntimeError("process_env_step() without an act() before it")
-        valid = torch.ones_like(terminated) if valid is None else valid
-        if final_observation is not None:
-            bootstrap = self._value(final_observation, decision.after)
-        elif bool((truncated & valid).any()):
-            raise ValueError("a truncated step needs final_observation: its return goes on from the post-action state")
-        else:
-            bootstrap = torch.zeros_like(decision.value)
+        done = terminated | truncated
         step = RolloutStep(
             observation=decision.seen,
             masks=decision.masks,
@@ -155,14 +152,14 @@ class PPOAgent:
             start=self._start,
             reward=reward,
             terminated=terminated,
-            truncated=truncated & ~terminated,
-            bootstrap=bootstrap,
-            valid=valid,
+            truncated=truncated,
+            bootstrap=self._unknown if final_observation is None else self._value(final_observation, decision.after),
+            valid=self._everywhere if valid is None else valid,
         )
         self.buffer.add(step, decision.before)
         if self.observation_normaliser is not None:
             self.observation_normaliser.gather(decision.raw, valid)
-        self._start = terminated | truncated | ~valid
+        self._start = done if valid is None else done | ~valid
         self.state = decision.after.keep(~self._start)
         self._decision = None
 

@@ -14,9 +14,11 @@ from pathlib import Path
 from typing import Protocol
 
 COMMANDS = {
+    "train": "train a controller with PPO; resume; ends with a comparison",
     "grow": "grow one model with a controller, and keep the plain model",
     "compare": "controllers and static controls side by side on held-out draws",
     "tune-heuristic": "search good settings for the heuristic, under a budget of steps",
+    "checkpoint": "inspect a checkpoint, or bring an old one up to date",
     "query": "ask the store of a run with SQL; without SQL, list its tables and views",
     "info": "what there is: tasks, controllers, blueprints, devices",
 }

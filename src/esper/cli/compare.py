@@ -81,7 +81,7 @@ class Compare:
 
 def _labels(words: str) -> dict[str, str]:
     """By the name in the table: the controller's name or path. Each must be one that can be made."""
-    from esper.policy.catalogue import make_controller
+    from esper.training.catalogue import make_controller
 
     found: dict[str, str] = {}
     for word in filter(None, (part.strip() for part in words.split(","))):

@@ -24,7 +24,7 @@ class Grow:
     task: str = "mnist1d"
     """What to learn; `esper info` lists the tasks."""
     controller: str = "heuristic"
-    """Who decides: none, random, schedule, heuristic, or the path of a schedule (.toml)."""
+    """Who decides: none, random, schedule, heuristic, or the path of a .toml, a checkpoint, or a run."""
     epochs: int = 40
     """Epochs of training; the controller acts once per epoch."""
     seed: int = 0

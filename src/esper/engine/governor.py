@@ -58,11 +58,12 @@ class GovernorSettings:
     divergence_spread: float = 6.0
     """… and over the median by this many robust standard deviations (1.48 times the median deviation), …"""
     divergence_start: float = 1.5
-    """… and over this many times the loss at the start: worse than knowing nothing, which pruning a seed never is, …"""
+    """… and over this many times the loss at the start: worse than knowing nothing, …"""
     divergence_kept: float = 0.5
-    """… while less than this share of the points above chance is left (a few extreme examples can carry a loss away), …"""
+    """… while less than this share of the points above chance is left: a few extreme examples can carry a loss away.
+    (Half of `learnt_points` at least, for a network that knows little yet.)"""
     divergence_certain: float = 10.0
-    """… but not this many times as far above the level as the limit is: then the score does not matter."""
+    """This many times as far above the level, a loss needs no other evidence, and no level of the network's own."""
     learnt_points: float = 20.0
     """A network has learnt when its recent median score is this many points above chance …"""
     learnt_loss: float = 0.25
@@ -116,10 +117,10 @@ class Governor:
         # Distances instead of products, for losses that may be negative.
         margin = max((s.divergence_factor - 1.0) * abs(level.loss), s.divergence_spread * spread)
         limit = max(level.loss + margin, start.loss + (s.divergence_start - 1.0) * abs(start.loss))
-        certain = level.loss + s.divergence_certain * (limit - level.loss)
         points, kept = level.accuracy - start.accuracy, measured.accuracy - start.accuracy
-        works = kept >= s.divergence_kept * max(points, s.learnt_points)
-        if measured.loss <= (certain if works else limit):
+        if not self._recent or kept >= s.divergence_kept * max(points, s.learnt_points):
+            limit = level.loss + s.divergence_certain * (limit - level.loss)
+        if measured.loss <= limit:
             return None
         message = f"the validation loss jumped from about {level.loss:.3g} to {measured.loss:.3g} (limit {limit:.3g})"
         return Verdict(Fault.DIVERGENCE, measured.loss, limit, message)

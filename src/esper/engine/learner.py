@@ -206,7 +206,8 @@ class Learner:
 
 
 def _norm(parameters: list[Tensor]) -> Tensor:
-    gradients = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+    gradients = [g.coalesce().values() if g.is_sparse else g for g in found]  # sparse: an embedding may ask for it
     if not gradients:
         return torch.zeros((), device=parameters[0].device)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))

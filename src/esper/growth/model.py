@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from itertools import chain
 from typing import Any
 
 import torch
@@ -108,7 +109,7 @@ class GrowingModel(nn.Module):
         with preserved_rng(torch.device("cpu")):
             torch.default_generator.manual_seed(self.rng_seed * 1_000_003 + self.seeds_born)
             seed = Seed(blueprint, slot.shape, blend)
-        like = next(self.host.parameters())
+        like = next(chain(slot.module.parameters(), self.host.parameters()))  # parts may differ in precision
         seed.to(device=like.device, dtype=like.dtype).train(self.training)
         slot.plant(seed, self.host)
         self.seeds[str(slot.index)] = seed

@@ -81,6 +81,8 @@ def masked_log_softmax(logits: Tensor, mask: Tensor, floor: float = 0.0) -> Tens
     p' = floor + (1 − legal·floor)·p. Smooth, unlike raising and rescaling, and the only place where it is done, so
     rollout and update cannot differ.
     """
+    if logits.shape[-1] == 1:  # a single choice is certain
+        return torch.zeros_like(logits)
     log_p = torch.log_softmax(logits.masked_fill(~mask, MASK_VALUE), dim=-1)
     if floor <= 0.0:
         return log_p

@@ -341,10 +341,12 @@ class FactoredRecurrentActorCritic(nn.Module):
             return self.after_core(self.feed_forward(x)), state
         if packing is not None:
             return self.after_core(self._packed(self.lstm, x, state, packing)), None
-        if x.dim() == 2:
+        if x.dim() == 2 and x.device.type == "cpu":
             out, after = self._step(self.lstm, x, state)
             return self.after_core(out), after
-        out, (hidden, cell) = self.lstm(x, (state.hidden, state.cell))
+        steps = x if x.dim() == 3 else x[:, None]  # [N, T, H]; on a GPU acting and replay share cuDNN's rounding
+        out, (hidden, cell) = self.lstm(steps, (state.hidden, state.cell))
+        out = out if x.dim() == 3 else out[:, 0]
         return self.after_core(out), RecurrentState(hidden, cell)
 
     @staticmethod

@@ -331,6 +331,7 @@ class Mixed:
         host = _parameters(problem.host)
         budget, max_seeds = _limits(problem, host, rng)
         facts: dict[str, str | int | float] = {
+            "number": number,
             "kind": kind,
             "layout": problem.layout,
             "need": problem.need,

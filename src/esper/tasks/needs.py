@@ -76,8 +76,8 @@ def distribution(
 def motif_order(labels: Labels, rng: np.random.Generator, *, length: int, distance: int, noise: float) -> Inputs:
     """Two different motifs, `distance` apart, out of one of two pairs (one bit), in one of two orders (the other bit).
 
-    The first bit needs the motifs to be seen, the second needs them to be seen and then to be compared: counts of motifs
-    do not tell their order, and no filter reaches from one motif to the other.
+    The first bit needs the motifs to be seen, the second needs them to be seen and then to be compared: counts of
+    motifs do not tell their order, and no filter reaches from one motif to the other.
     """
     count = len(labels)
     series = noise * rng.standard_normal((count, 2, length))

@@ -164,7 +164,7 @@ def _ratios(metrics: Mapping[str, float], limits: Limits) -> Iterator[Reading]:
 def explosion_share(metrics: Mapping[str, float]) -> float:
     """Share of the (step, head) pairs of the worst minibatch whose ratio exploded; 1 where they were not counted.
 
-    One step in hundreds strays in a healthy update (measured: a ratio of 0.07 at a KL of 0.004), and clipping is for it.
+    One step in hundreds strays in a healthy update (measured: a ratio of 0.07 at a KL of 0.004): clipping is for it.
     """
     if "ratio_explosions" not in metrics:
         return 1.0

@@ -59,11 +59,12 @@ _EVENT = (
     "INSERT INTO events (time, kind, severity, update_number, arm, env, epoch, slot, seed, message, data) "
     f"VALUES ({', '.join('?' * 11)})"
 )
-_EPISODE = f"INSERT OR REPLACE INTO episodes VALUES ({', '.join('?' * 11)})"
-_EPISODE_REWARD = "INSERT OR REPLACE INTO episode_rewards VALUES (?, ?, ?, ?, ?)"
-_DECISION = f"INSERT OR REPLACE INTO decisions VALUES ({', '.join('?' * 16)})"
+# Plain INSERTs: an episode or decision that comes twice would silently replace another one, so it is an error.
+_EPISODE = f"INSERT INTO episodes VALUES ({', '.join('?' * 11)})"
+_EPISODE_REWARD = "INSERT INTO episode_rewards VALUES (?, ?, ?, ?, ?)"
+_DECISION = f"INSERT INTO decisions VALUES ({', '.join('?' * 16)})"
 _HEADS = ("op", "slot", "blueprint", "blend")
-_STEP_REWARD = "INSERT OR REPLACE INTO step_rewards VALUES (?, ?, ?, ?, ?, ?)"
+_STEP_REWARD = "INSERT INTO step_rewards VALUES (?, ?, ?, ?, ?, ?)"
 
 
 class StoreRecorder:

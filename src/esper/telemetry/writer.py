@@ -153,6 +153,11 @@ class BackgroundWriter:
             raise StoreError(f"the run store {self._path} is closed: nothing more can be recorded")
 
     def _explained(self, error: BaseException) -> StoreError:
+        if isinstance(error, sqlite3.IntegrityError):
+            return StoreError(
+                f"{self._path}: something was recorded twice ({error}). Within an update and an arm each episode needs "
+                "an `env` of its own, and a run that resumes has to rewind first"
+            )
         gone = isinstance(error, FileNotFoundError) and error.errno is not None
         why = "the file was removed during the run" if gone else str(error)
         return StoreError(

@@ -15,9 +15,9 @@ import numpy as np
 import torch
 
 from esper.env.reward.config import RENT_RATE
-from esper.policy.catalogue import make_controller
 from esper.policy.controller import Controller, RuleController
 from esper.tasks.family import Family
+from esper.training.catalogue import make_controller
 from esper.training.controls import (
     Plan,
     Static,

@@ -26,9 +26,9 @@ from esper.growth.export import flops_per_example
 from esper.growth.seed import Seed
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import IN_FORWARD, Stage
-from esper.policy.catalogue import make_controller
 from esper.policy.controller import Controller
 from esper.tasks.family import Draw, Family, get_family
+from esper.training.catalogue import make_controller
 from esper.training.workers import in_processes
 
 BATCH = 4

@@ -27,10 +27,10 @@ from esper.growth.blueprints import Layout
 from esper.growth.export import Saved, plain_model, save
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules, Stage, Transition
-from esper.policy.catalogue import make_controller
 from esper.policy.controller import Controller, NoGrowth
 from esper.tasks.feed import Batch, Feed, chunks
 from esper.tasks.registry import Task
+from esper.training.catalogue import make_controller
 from esper.training.data import Data, as_feed, default_objective, evaluation_batches
 from esper.training.history import History
 from esper.training.interrupt import interruptible

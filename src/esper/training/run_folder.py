@@ -75,15 +75,14 @@ class RunFolder:
         for old in sorted(self.checkpoints.glob("update-*.safetensors"))[:-keep]:
             old.unlink(missing_ok=True)
 
-    def lock(self) -> int:
-        """Two processes in one run would mix their histories. The lock ends with the process, however that ends."""
+    def lock(self) -> None:
+        """Two processes in one run would mix their histories. Held until the process ends, however it ends."""
         handle = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
             os.close(handle)
             raise RunFolderError(f"another process is training in {self.path}") from error
-        return handle
 
 
 def write_whole(path: Path, text: str) -> None:

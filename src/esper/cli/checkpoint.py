@@ -1,0 +1,45 @@
+"""`esper checkpoint`: look into a checkpoint, or bring an old one up to date."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Literal
+
+import tyro
+
+
+@dataclass(frozen=True)
+class CheckpointCommand:
+    """Show what a checkpoint holds, or rewrite an old one in the current format. Nothing in the file is executed."""
+
+    action: Annotated[Literal["inspect", "upgrade"], tyro.conf.Positional]
+    """inspect or upgrade."""
+    path: Annotated[Path, tyro.conf.Positional]
+    """The checkpoint."""
+    out: Path | None = None
+    """Where the upgraded one goes; the default is in place."""
+
+    def run(self) -> int:
+        from esper.agent.checkpoints import CHECKPOINT_VERSION, inspect_checkpoint, upgrade_checkpoint
+
+        if self.action == "upgrade":
+            had, written = upgrade_checkpoint(self.path, self.out)
+            print(f"{written}: version {had} is now version {CHECKPOINT_VERSION}")
+            return 0
+        info = inspect_checkpoint(self.path)
+        state = "current" if info.current else f"old; upgrade it with: esper checkpoint upgrade {self.path}"
+        print(f"{info.path}: version {info.version} ({state})")
+        caller = info.data.get("caller", {})
+        for key in ("update", "best_score"):
+            if key in caller:
+                print(f"  {key}: {caller[key]}")
+        network = info.data.get("network", {})
+        print("  network: " + ", ".join(f"{key} {value}" for key, value in network.items() if key != "space"))
+        sizes = [math.prod(shape) for name, shape in info.tensors.items() if name.startswith("network/")]
+        print(f"  {len(info.tensors)} tensors, {sum(sizes):,} network parameters")
+        return 0
+
+
+COMMAND = CheckpointCommand
