@@ -39,7 +39,7 @@ CUE = PPOConfig(discount=0.99, gae_decay=0.95, learning_rate=1e-3)
 def test_a_cue_is_remembered():
     """Shown for two steps, asked ten later: solved within 30,000 steps."""
     env = CueMemory(16, seed=0)
-    agent = make_agent(env, CUE, 36)
+    agent = make_agent(env, CUE, 24)
     train(env, agent, 30_000)
     assert evaluate(CueMemory(20, seed=9), agent, 200) >= 0.95
 
@@ -47,7 +47,7 @@ def test_a_cue_is_remembered():
 def test_a_cue_is_not_remembered_without_memory():
     """The same agent with no recurrent layer stays at chance, 0.25."""
     env = CueMemory(16, seed=0)
-    agent = make_agent(env, CUE, 36, layers=0)
+    agent = make_agent(env, CUE, 24, layers=0)
     train(env, agent, 30_000)
     assert evaluate(CueMemory(20, seed=9), agent, 200) <= 0.4
 

@@ -14,8 +14,8 @@ import pytest
 
 from esper.cli import main
 from esper.env.reward.objective import score
-from esper.training.catalogue import make_controller
 from esper.policy.heuristic import Heuristic, HeuristicSettings
+from esper.training.catalogue import make_controller
 from esper.training.tuning import as_toml, plan_rounds
 
 Capture = pytest.CaptureFixture[str]

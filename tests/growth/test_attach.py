@@ -295,7 +295,7 @@ def test_a_nested_tensor_is_refused_with_the_cure() -> None:
     padding = torch.zeros(4, 5, dtype=torch.bool)
     padding[:, 4] = True
     example = (torch.randn(4, 5, 8), padding)
-    with pytest.raises(AttachError, match="gives a nested tensor .*enable_nested_tensor=False"):
+    with pytest.raises(AttachError, match=r"gives a nested tensor .*enable_nested_tensor=False"):
         attach(Padded(nested=True), ["encoder.layers.0"], example)
     assert attach(Padded(nested=False), ["encoder.layers.0"], example).slots[0].shape.layout == "sequence"
 

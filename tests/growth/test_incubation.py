@@ -41,8 +41,9 @@ def one_update(host: nn.Module, run: object, x: Tensor, y: Tensor) -> tuple[Tens
 
 
 def shadow_gradients(model: GrowingModel, slot: Slot, x: Tensor, y: Tensor) -> tuple[Tensor, tuple[Tensor, ...]]:
-    loss = cross_entropy(model.shadow(slot, x), y)
-    return loss, torch.autograd.grad(loss, model.seed_parameters(slot))
+    with model.shadow(slot, x) as outputs:
+        loss = cross_entropy(outputs, y)
+        return loss, torch.autograd.grad(loss, model.seed_parameters(slot))
 
 
 @pytest.mark.parametrize("name", WORLDS)

@@ -212,7 +212,7 @@ class RolloutBuffer:
             self._state.hidden.copy_(state_before.hidden)
             self._state.cell.copy_(state_before.cell)
         for name, tensor in _named(step).items():
-            place = self._store[name][:, self.length]
+            place = self._store[name].select(1, self.length)
             if place.shape != tensor.shape:
                 raise ValueError(f"{name} is {tuple(tensor.shape)}, the buffer was made for {tuple(place.shape)}")
             if tensor.numel() and not (tensor.shape[-1] == 1 and name in _CERTAIN):

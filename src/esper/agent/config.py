@@ -10,7 +10,7 @@ KL_STOP_FACTOR = 1.5
 LEAST_ADVANTAGE_STD = 1e-3
 """In reward units (percentage points): below it a rollout's advantages are noise."""
 FIRST_RATIO_TOLERANCE = 1e-5
-"""Before the first step of an update rollout and replay must agree to this; see `RolloutMismatchError`."""
+"""Before the first step of an update |ratio − 1| must be below this (times |log-probability| where that is above 1)."""
 FIRST_VALUE_TOLERANCE = 1e-2
 """The same for values, in return-stds: looser, because a value of 100 ± 0.01 has few digits left in float32."""
 LEAST_LIVE = 1e-6

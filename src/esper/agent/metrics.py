@@ -39,8 +39,8 @@ class ChunkMetrics:
     sums: Tensor
     """[len(SUMS) + HEADS · len(HEAD_SUMS)], already divided by the whole minibatch's counts."""
     highest: Tensor
-    """[2·HEADS + 1]: per head the highest log-ratio and the highest negative log-ratio (both at least 0 if a step is
-    without effect), then the largest |value − old value|."""
+    """[2·HEADS + 2]: per head the highest log-ratio and the highest negative log-ratio (both at least 0 if a step is
+    without effect), then the largest |ratio − 1| (relative to the log-probability) and |value − old value|."""
     log_ratio: Tensor
     """[n, T, heads], for the explosion diagnostic."""
 
@@ -72,9 +72,9 @@ class MinibatchMetrics:
         return self.gradient_norms.square().sum().sqrt()
 
     def decision(self) -> Tensor:
-        """What decides about the step: highest log-ratio, highest negative one, value gap, KL, gradient norm."""
+        """What decides about the step: highest log-ratio, highest negative one, the two gaps, KL, gradient norm."""
         high, low = self.highest[:HEADS].amax(), self.highest[HEADS : 2 * HEADS].amax()
-        return torch.stack((high, low, self.highest[-1], self.kl, self.gradient_norm))
+        return torch.stack((high, low, self.highest[-2], self.highest[-1], self.kl, self.gradient_norm))
 
     def vector(self) -> Tensor:
         return torch.cat((self.sums, self.highest, self.gradient_norms))
@@ -193,7 +193,7 @@ def collect(
         health, rest = LSTMHealth(hidden, cell, largest, finite == 1.0), rest[4:]
     table = rest.view(len(minibatches), -1)  # [M, numbers of a minibatch]
     sums, head_sums, highest, norms = torch.split(
-        table, [len(SUMS), HEADS * len(HEAD_SUMS), 2 * HEADS + 1, len(GRADIENT_GROUPS)], dim=1
+        table, [len(SUMS), HEADS * len(HEAD_SUMS), 2 * HEADS + 2, len(GRADIENT_GROUPS)], dim=1
     )
     total_norm = norms.square().sum(1).sqrt()
     kl = head_sums.view(-1, len(HEAD_SUMS), HEADS)[:, HEAD_SUMS.index("kl")].sum(1)
@@ -273,7 +273,7 @@ GLOSSARY = {
     "clip_fraction": "share of (step, head) pairs that took effect whose ratio is outside 1 ± clip",
     "ratio_max": "highest ratio of any head",
     "ratio_min": "lowest ratio of any head",
-    "first_ratio_gap": "largest |ratio − 1| in the first minibatch, before any step; must be below 1e-5",
+    "first_ratio_gap": "largest |ratio − 1| / max(1, |log-probability|) before the first step; must be below 1e-5",
     "explained_variance": "1 − Var(return − value) / Var(return) of the rollout's own values",
     "reward_mean": "mean reward per step",
     "return_mean": "mean of the λ-returns, in reward units",

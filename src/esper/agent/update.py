@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
-from math import expm1, isfinite, log
+from math import isfinite, log
 from operator import add
 from time import perf_counter
 
@@ -126,9 +126,9 @@ def ppo_update(
             seen.append(MinibatchMetrics(whole.sums, whole.highest, _gradient_norms(groups)))
 
             # The only wait for the device: may this step be taken?
-            high, low, value_gap, kl, norm = seen[-1].decision().tolist()
+            high, low, ratio_gap, value_gap, kl, norm = seen[-1].decision().tolist()
             if len(seen) == 1:
-                first_gap = _check_first(high, low, value_gap)
+                first_gap = _check_first(ratio_gap, value_gap)
             if not (high <= log(RATIO_HIGH) and low <= -log(RATIO_LOW)):
                 explosion = _worse(explosion, whole.log_ratio, minibatch, chosen)
             if not isfinite(norm):
@@ -222,7 +222,9 @@ def _measure(
     )
     value_gap = _only(out.value - batch.value, batch.valid).abs().amax()
     flat = log_ratio.flatten(0, 1)
-    highest = torch.cat((flat.amax(0), (-flat).amax(0), value_gap[None]))
+    # A log-probability of −12 has a rounding error twelve times that of −1: the gap is taken relative to its size.
+    ratio_gap = (torch.expm1(log_ratio).abs() / batch.log_prob.abs().clamp(min=1.0)).amax()
+    highest = torch.cat((flat.amax(0), (-flat).amax(0), ratio_gap[None], value_gap[None]))
     return ChunkMetrics(sums, highest, log_ratio)
 
 
@@ -267,10 +269,9 @@ def _gradient_norms(groups: dict[str, list[nn.Parameter]]) -> Tensor:
     return torch.stack(norms)
 
 
-def _check_first(high: float, low: float, value_gap: float) -> float:
+def _check_first(gap: float, value_gap: float) -> float:
     """Before any step nothing may have moved. This one assertion catches lost masks, drifting normalisers, misaligned
     recurrent states and forgotten train/eval switches."""
-    gap = max(expm1(high), -expm1(-low))
     if not gap < FIRST_RATIO_TOLERANCE:
         raise RolloutMismatchError(
             f"replaying the rollout gives other probabilities than acting did: |ratio − 1| = {gap:.2e} before the "

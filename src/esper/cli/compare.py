@@ -25,7 +25,7 @@ class Compare:
     task: str = "mixed"
     """A family of tasks (mixed, natural) or one task; `esper info` lists the tasks."""
     controllers: str = "none,random,schedule,heuristic"
-    """Names and paths, separated by commas: none, random, schedule, heuristic, or a file that holds a controller."""
+    """Names and paths, separated by commas: none, random, schedule, heuristic, a .toml file, a checkpoint, a run."""
     episodes: int = 32
     """Held-out draws; every controller works on all of them."""
     seed: int = 0

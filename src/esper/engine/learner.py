@@ -148,13 +148,14 @@ class Learner:
             loss.backward()  # type: ignore[no-untyped-call]
         losses = [loss.detach()]
         for slot in incubating:
-            shadow_loss = self.loss(self.model.shadow(slot, *args, **kwargs), targets)
             parameters = self.model.seed_parameters(slot)
-            if shadow_loss.requires_grad:
-                # A pass may leave the slot out (layer drop); a seed that is never used then shows no gradient.
-                gradients = torch.autograd.grad(shadow_loss, parameters, allow_unused=True)
-                for parameter, gradient in zip(parameters, gradients, strict=True):
-                    parameter.grad = gradient
+            with self.model.shadow(slot, *args, **kwargs) as outputs:
+                shadow_loss = self.loss(outputs, targets)
+                if shadow_loss.requires_grad:
+                    # A pass may leave the slot out (layer drop); a seed that is never used then shows no gradient.
+                    gradients = torch.autograd.grad(shadow_loss, parameters, allow_unused=True)
+                    for parameter, gradient in zip(parameters, gradients, strict=True):
+                        parameter.grad = gradient
             losses.append(shadow_loss.detach())
         return torch.stack(losses)
 

@@ -77,6 +77,21 @@ class GrowingModel(nn.Module):
 
     def replay(self, changes: dict[Slot, Mode], *args: Any, **kwargs: Any) -> Any:
         """The recorded pass again with some slots in another mode, from the first of them on."""
+        with self._switched(changes):
+            return self.host(*args, **kwargs)
+
+    @contextmanager
+    def shadow(self, slot: Slot, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        """The recorded pass with an incubating seed at full strength; leaves no trace in host, statistics or RNG.
+
+        Gives the output. Take gradients inside: a block that the host checkpoints runs again then.
+        """
+        others = [other.seed for other in self.joined if other.seed is not None]
+        with preserved_rng(self.device), preserved_buffers(*others), self._switched({slot: Mode.SHADOW}):
+            yield self.host(*args, **kwargs)
+
+    @contextmanager
+    def _switched(self, changes: dict[Slot, Mode]) -> Iterator[None]:
         first = min(changes, key=lambda slot: slot.index)
         modes = dict.fromkeys(self.slots[: first.index], Mode.REPEAT) | changes
         with ExitStack() as stack:
@@ -87,16 +102,10 @@ class GrowingModel(nn.Module):
             try:
                 for slot in self.slots:
                     slot.mode, slot.keep_output = modes.get(slot, Mode.LIVE), False
-                return self.host(*args, **kwargs)
+                yield
             finally:
                 for slot in self.slots:
                     slot.mode = Mode.LIVE
-
-    def shadow(self, slot: Slot, *args: Any, **kwargs: Any) -> Any:
-        """The recorded pass with an incubating seed at full strength; leaves no trace in host, statistics or RNG."""
-        others = [other.seed for other in self.joined if other.seed is not None]
-        with preserved_rng(self.device), preserved_buffers(*others):
-            return self.replay({slot: Mode.SHADOW}, *args, **kwargs)
 
     # -- what a controller may do -------------------------------------------------------------------------------
 

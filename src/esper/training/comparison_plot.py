@@ -65,7 +65,7 @@ def _draw_trade(axes: Axes, rows: Sequence[Row], colours: dict[str, str]) -> Non
     axes.set_xlabel("parameters (× host)")
     axes.set_ylabel("test accuracy (%)")
     axes.set_title("Accuracy against size", loc="left", fontsize=10)
-    axes.legend(frameon=True, framealpha=0.9, edgecolor="none", fontsize=8, loc="lower right")
+    axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.11))  # hides no bar
 
 
 def _join(axes: Axes, rows: Sequence[Row], **style: Any) -> None:

@@ -9,6 +9,9 @@ from esper.telemetry.readings import Limits
 from esper.telemetry.recorder import Recorder
 from esper.training.train_config import TrainConfig
 
+DRIFT_MEMORY = 0.9
+"""Of the average gradient norm. Norms halve within a dozen healthy updates; a longer memory would call that drift."""
+
 
 def health_monitor(recorder: Recorder, config: TrainConfig) -> HealthMonitor:
     gradient = diagnostics.GradientLimits.from_clip(config.ppo.max_grad_norm)
@@ -26,4 +29,4 @@ def health_monitor(recorder: Recorder, config: TrainConfig) -> HealthMonitor:
         lstm_low=diagnostics.LSTM_RMS_LOW,
         lstm_high=diagnostics.LSTM_RMS_HIGH,
     )
-    return HealthMonitor(recorder, AnomalyDetector(limits, diagnostics.GradientDrift()))
+    return HealthMonitor(recorder, AnomalyDetector(limits, diagnostics.GradientDrift(momentum=DRIFT_MEMORY)))

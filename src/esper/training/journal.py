@@ -57,8 +57,12 @@ class _Row:
 class Journal:
     """Notes the steps of one rollout."""
 
-    def __init__(self, recorder: Recorder, update: int, numbers: Sequence[int], arm: str = TRAIN) -> None:
+    def __init__(
+        self, recorder: Recorder, update: int, numbers: Sequence[int], arm: str = TRAIN, first_env: int = 0
+    ) -> None:
+        """`first_env` numbers the rows on, where one arm of an update plays in several batches."""
         self.recorder = recorder
+        self.first_env = first_env
         self.update = update
         self.numbers = tuple(numbers)
         self.arm = arm
@@ -108,7 +112,7 @@ class Journal:
             Decision.of(
                 effect,
                 update=self.update,
-                env=env,
+                env=self.first_env + env,
                 epoch=info.record.epoch,
                 slot=None if action.slot is None else info.slots[action.slot],
                 probabilities={head: p for head, p in chosen.items() if head in HEADS_USED[action.op]},
@@ -120,6 +124,7 @@ class Journal:
         )
 
     def _events(self, env: int, info: StepInfo) -> None:
+        env += self.first_env
         for transition in info.record.transitions:
             self._lifecycle[transition.target] += 1
             self.recorder.event(Event.of_transition(transition, update=self.update, env=env, arm=self.arm))
@@ -151,7 +156,7 @@ class Journal:
         self.recorder.episode(
             Episode(
                 update=self.update,
-                env=env,
+                env=self.first_env + env,
                 draw=self.numbers[env],
                 episode_return=row.total,
                 score=info.reward.score or 0.0,

@@ -164,12 +164,13 @@ class Trainer:
         scores: list[float] = []
         with self.timers("evaluation"):
             for start in range(0, count, size):
-                numbers = [start + i for i in range(size)]
-                scores += self._play(update, numbers)[: count - start]
+                scores += self._play(update, start)[: count - start]
         return sum(scores) / len(scores)
 
-    def _play(self, update: int, numbers: list[int]) -> list[float]:
-        journal = Journal(self.recorder, update, numbers, arm=EVALUATION)
+    def _play(self, update: int, first: int) -> list[float]:
+        """Scores of as many held-out draws as there are environments, from number `first` on."""
+        numbers = list(range(first, first + self.config.envs))
+        journal = Journal(self.recorder, update, numbers, arm=EVALUATION, first_env=first)
         actor = Actor(self.agent.network, len(numbers), self.agent.observation_normaliser)
         observation, masks = self.fleet.reset(numbers, held_out=True)
         over = torch.zeros(len(numbers), dtype=torch.bool)
@@ -184,6 +185,7 @@ class Trainer:
         if self.folder is None:
             return
         with self.timers("checkpoint"):
+            self.recorder.flush()  # what a checkpoint stands for must be on the disk before it
             data: dict[str, Any] = {
                 "update": update,
                 "best_score": self.best_score,

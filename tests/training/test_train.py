@@ -1,0 +1,238 @@
+"""Training a controller: the same weights however it is run, killed and resumed; what it records; what it refuses.
+
+Covers: R002, R027, R066, R103, R110, R115, R157
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import resource
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from esper.agent.config import PPOConfig
+from esper.cli import main
+from esper.env.reward import RewardConfig
+from esper.telemetry.recorder import StoreRecorder
+from esper.telemetry.store import STORE_NAME, RunStore
+from esper.training.catalogue import make_controller
+from esper.training.growing import grow_task
+from esper.training.loop import Trainer
+from esper.training.run_folder import RunFolder, RunFolderError
+from esper.training.train_config import PRESETS, TrainConfig, read_train_config
+
+TINY = TrainConfig(task="digits", envs=2, updates=4, evaluate_every=2, evaluation_episodes=2)
+ESPER = [sys.executable, "-m", "esper"]
+TINY_WORDS = ["train", "--task", "digits", "--envs", "2", "--updates", "4", "--compare-episodes", "0", "--workers", "1"]
+Capture = pytest.CaptureFixture[str]
+
+
+def weights(trainer: Trainer) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in trainer.agent.network.state_dict().items()}
+
+
+def saved_weights(run: Path) -> dict[str, torch.Tensor]:
+    latest = RunFolder(run).latest()
+    assert latest is not None
+    return make_controller(str(latest)).network.state_dict()  # type: ignore[attr-defined, no-any-return]
+
+
+def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One whole run, recorded and saved."""
+    path = tmp_path_factory.mktemp("run") / "whole"
+    trainer = Trainer(TINY, RunFolder.create(path, TINY), StoreRecorder(RunStore(path / STORE_NAME)))
+    assert trainer.run()
+    trainer.close()
+    return path
+
+
+def test_a_run_in_two_halves_ends_with_the_same_weights(uninterrupted: Path, tmp_path: Path) -> None:
+    folder = RunFolder.create(tmp_path / "halves", TINY)
+    first = Trainer(TINY, folder)
+    first.run(stop=lambda: first.update >= 2)
+    first.close()
+    second = Trainer(TINY, folder)
+    second.resume()
+    assert second.update == 2
+    second.run()
+    assert same(weights(second), saved_weights(uninterrupted))
+
+
+@pytest.mark.slow
+def test_worker_processes_change_nothing(uninterrupted: Path) -> None:
+    trainer = Trainer(TINY, workers=2)
+    try:
+        trainer.run()
+        assert same(weights(trainer), saved_weights(uninterrupted))
+    finally:
+        trainer.close()
+
+
+def test_many_environments_are_many_single_ones() -> None:
+    """The episodes of a rollout do not know of each other: each equals the same draw played alone."""
+    config = replace(TINY, envs=3, updates=1, evaluate_every=0)
+    together = Trainer(config)
+    numbers = config.numbers(1)
+    together.fleet.reset(numbers)
+    actions = torch.zeros(3, 4, dtype=torch.int64)
+    all_rewards = [together.fleet.step(actions).reward for _ in range(5)]
+    alone = Trainer(replace(config, envs=1))
+    for row, number in enumerate(numbers):
+        alone.fleet.reset([number])
+        rewards = [alone.fleet.step(actions[:1]).reward[0] for _ in range(5)]
+        assert torch.equal(torch.stack(rewards), torch.stack(all_rewards)[:, row])
+
+
+def test_everything_is_in_the_store(uninterrupted: Path) -> None:
+    with sqlite3.connect(uninterrupted / STORE_NAME) as store:
+        one = lambda sql: store.execute(sql).fetchone()[0]  # noqa: E731
+        assert one("SELECT count(*) FROM episodes WHERE arm = 'train'") == 2 * 4
+        assert one("SELECT count(*) FROM episodes WHERE arm = 'evaluation'") == 2 * 2
+        steps = one("SELECT sum(length) FROM episodes WHERE arm = 'train'")
+        assert one("SELECT count(*) FROM decisions WHERE arm = 'train'") == steps
+        assert one("SELECT count(*) FROM metrics WHERE name = 'kl'") == 4
+        assert one("SELECT count(*) FROM metrics WHERE name = 'evaluation/score'") == 2
+        gap = one(
+            "SELECT max(abs(e.episode_return - (SELECT sum(value) FROM episode_rewards r WHERE r.update_number = "
+            "e.update_number AND r.env = e.env AND r.arm = e.arm))) FROM episodes e"
+        )
+        assert gap < 1e-6
+
+
+def test_a_trained_controller_grows_a_model(uninterrupted: Path) -> None:
+    from esper.tasks import load_task
+
+    grown = grow_task(load_task("digits"), controller=str(uninterrupted), epochs=6)
+    assert grown.history.controller == "learned"
+    assert len(grown.history.records) == 6
+
+
+def test_old_checkpoints_go_and_the_best_stays(uninterrupted: Path) -> None:
+    names = sorted(path.name for path in (uninterrupted / "checkpoints").iterdir())
+    assert names == ["best.safetensors", *(f"update-{n:06d}.safetensors" for n in (2, 3, 4))]
+
+
+def test_the_configuration_survives_its_file(uninterrupted: Path) -> None:
+    assert read_train_config(uninterrupted / "config.json") == TINY
+    for config in PRESETS.values():
+        assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: TrainConfig(envs=0), "envs must be at least 1"),
+        (lambda: TrainConfig(envs=8, draws=4), "at least as many problems"),
+        (lambda: TrainConfig(reward=RewardConfig(gamma=0.9)), "set both to the same value"),
+        (lambda: TrainConfig(ppo=PPOConfig(epochs=0)), "epochs and minibatches"),
+    ],
+)
+def test_impossible_configurations_are_refused(make: Callable[[], TrainConfig], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_run_is_neither_overwritten_nor_shared(uninterrupted: Path) -> None:
+    with pytest.raises(RunFolderError, match="--resume"):
+        RunFolder.create(uninterrupted, TINY)
+    folder, _ = RunFolder.open(uninterrupted)
+    folder.lock()
+    with pytest.raises(RunFolderError, match="another process"):
+        folder.lock()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--task", "mixd"], "did you mean 'mixed'"),
+        (["train", "--resume", "nowhere"], "holds no training run"),
+        (["train", "--run", "/proc/esper"], "choose another folder"),
+        (["train", "--envs", "0"], "envs must be at least 1"),
+        (["checkpoint", "inspect", "nothing.safetensors"], "no checkpoint"),
+    ],
+)
+def test_bad_input_ends_with_one_clear_line(
+    words: list[str], message: str, capsys: Capture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert message in said
+
+
+def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
+    return subprocess.Popen([*ESPER, *words], cwd=cwd, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path, uninterrupted: Path) -> None:
+    process = start(*TINY_WORDS, "--run", "r", cwd=tmp_path)
+    assert process.stdout is not None
+    while "update 1" not in process.stdout.readline():
+        assert process.poll() is None
+    process.send_signal(signal.SIGINT)
+    output, _ = process.communicate(timeout=120)
+    assert process.returncode == 130, output
+    assert "esper train --resume r" in output
+    assert main(["train", "--resume", str(tmp_path / "r"), "--compare-episodes", "0", "--workers", "1"]) == 0
+
+
+@pytest.mark.slow
+def test_kill_dash_nine_at_any_moment_changes_nothing(tmp_path: Path) -> None:
+    words = [*TINY_WORDS, "--seed", "5", "--updates", "6"]
+    assert subprocess.run([*ESPER, *words, "--run", "whole"], cwd=tmp_path, check=False).returncode == 0
+    rng = random.Random(0)
+    process = start(*words, "--run", "killed", cwd=tmp_path)
+    while not (tmp_path / "killed" / "config.json").exists():
+        time.sleep(0.05)
+    for _ in range(5):
+        time.sleep(rng.uniform(0.5, 6.0))
+        process.kill()
+        process.communicate()
+        process = start("train", "--resume", "killed", "--compare-episodes", "0", "--workers", "1", cwd=tmp_path)
+    output, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, output
+    assert same(saved_weights(tmp_path / "whole"), saved_weights(tmp_path / "killed"))
+    with sqlite3.connect(tmp_path / "killed" / STORE_NAME) as a, sqlite3.connect(tmp_path / "whole" / STORE_NAME) as b:
+        history = "SELECT * FROM episodes ORDER BY update_number, arm, env"
+        assert a.execute(history).fetchall() == b.execute(history).fetchall()
+
+
+def test_a_full_disk_ends_with_a_clear_line_and_a_whole_checkpoint(tmp_path: Path) -> None:
+    """A limit on the size of files stands for the disk: the first checkpoint that does not fit fails to be written."""
+
+    def little_room() -> None:
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)  # writing then fails with an error, as on a full disk
+        resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
+
+    result = subprocess.run(
+        [*ESPER, *TINY_WORDS, "--run", "r"],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        preexec_fn=little_room,
+        check=False,
+    )
+    assert result.returncode == 1
+    assert "Traceback" not in result.stderr
+    assert result.stderr.strip().count("\n") == 0
+    assert not list((tmp_path / "r" / "checkpoints").glob("update-*"))  # nothing half-written under a good name
+    resumed = ["train", "--resume", str(tmp_path / "r"), "--compare-episodes", "0", "--workers", "1", "--updates", "1"]
+    assert main(resumed) == 0
+    assert os.listdir(tmp_path / "r" / "checkpoints")
