@@ -44,17 +44,11 @@ GERMINATE = 2  # epoch
 NONE = "none"
 DOCS = Path(__file__).resolve().parents[1] / "docs"
 
-# Besides every blueprint at every slot: what a careful person might plant without looking.
+# Besides every blueprint at every slot, and at all slots that the limits allow: what a careful person might plant.
 COMBINATIONS = {
-    "conv1d": (
-        "depthwise@0+depthwise@1",
-        "depthwise@0+norm@1",
-        "norm@0+depthwise@1",
-        "depthwise@0+attention@1",
-        "norm@*",
-    ),
-    "dense": ("norm@0+mlp_small@1", "mlp_small@0+norm@1", "mlp_small@*", "norm@*"),
-    "sequence": ("attention@0+norm@1", "norm@0+attention@1", "attention@0+mlp_small@1", "norm@*"),
+    "conv1d": ("depthwise@0+depthwise@1", "depthwise@0+norm@1", "norm@0+depthwise@1", "depthwise@0+attention@1"),
+    "dense": ("norm@0+mlp_small@1", "mlp_small@0+norm@1"),
+    "sequence": ("attention@0+norm@1", "norm@0+attention@1", "attention@0+mlp_small@1"),
 }
 QUICK_KINDS = (
     "series motif @0",
@@ -130,7 +124,7 @@ def schedules(model: GrowingModel, quick: bool) -> list[str]:
     names = [b.name for b in fitting(model.slots[0].shape) if not quick or b.name in QUICK[layout]]
     singles = [f"{name}@{slot.index}" for name in names for slot in model.slots]
     combinations = COMBINATIONS[layout][:1] if quick else COMBINATIONS[layout]
-    return [NONE, *singles, *combinations]
+    return [NONE, *singles, *(f"{name}@*" for name in names), *combinations]
 
 
 def plan_of(schedule: str, model: GrowingModel) -> str:

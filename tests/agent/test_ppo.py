@@ -213,6 +213,7 @@ def test_the_scale_of_rewards_does_not_matter():
     def after(scale: float) -> torch.Tensor:
         env = CueMemory(4, seed=2)
         agent = make_agent(env, PPOConfig(minibatches=1), 24, seed=2)
+        torch.nn.init.zeros_(agent.network.value_output.weight)  # its first guess is in no units
         apply = env._apply
         env._apply = lambda action: (apply(action)[0] * scale, *apply(action)[1:])
         now = env.reset()
@@ -222,8 +223,7 @@ def test_the_scale_of_rewards_does_not_matter():
         head = agent.network.parameters_by_head()["op"]
         return torch.cat([p.detach().flatten() for p in head])
 
-    # The critic starts at 0 ± something in the units of before the first return was seen, hence not exactly.
-    assert torch.allclose(after(1.0), after(1000.0), atol=5e-3)
+    assert torch.allclose(after(1.0), after(1000.0), atol=1e-4)
 
 
 def test_every_parameter_learns_from_growth_observations():
@@ -362,10 +362,14 @@ def test_the_bonus_does_not_grow_with_the_number_of_heads():
         assert agent.update().entropy_bonus == pytest.approx(1.0, abs=0.01)  # near-uniform at birth: 1 for each
 
 
-def test_entropy_annealing_by_hand():
+def test_annealing_by_hand():
     config = PPOConfig(entropy_coefficient=0.1, entropy_coefficient_end=0.02, anneal_updates=4)
     assert [config.entropy_coefficient_at(u) for u in (1, 3, 5, 9)] == pytest.approx([0.1, 0.06, 0.02, 0.02])
     assert PPOConfig(entropy_coefficient=0.1).entropy_coefficient_at(100) == 0.1
+    slower = random_rollout(1, learning_rate=1e-2, learning_rate_end=1e-4, anneal_updates=2)
+    assert slower.update().learning_rate == 1e-2
+    assert slower.config.learning_rate_at(2) == pytest.approx((1e-2 + 1e-4) / 2)
+    assert slower.config.learning_rate_at(7) == pytest.approx(1e-4)
 
 
 def test_optimizer_decays_the_critic_only():
@@ -407,6 +411,8 @@ def test_every_logged_name_is_in_the_glossary_and_comes_in_one_transfer(monkeypa
     assert metrics.worst_head in HEAD_NAMES
     assert metrics.gradient_norm > 0
     assert metrics.advantage_std > 0
+    assert metrics.lstm is not None
+    assert metrics.lstm.healthy  # although every episode ended with the rollout and its state was forgotten
 
 
 def test_observation_normaliser_is_frozen_within_a_rollout():
@@ -444,7 +450,7 @@ def test_several_epochs_never_see_a_stale_state():
     rollout(env, agent, now)
     metrics = agent.update()
     assert metrics.ratio_max == pytest.approx(1.0, abs=1e-5)
-    assert metrics.kl_max < 1e-9
+    assert metrics.kl_max < 1e-8
     assert metrics.effective_sample_size == pytest.approx(1.0, abs=1e-6)
 
 

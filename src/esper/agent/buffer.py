@@ -19,6 +19,9 @@ from esper.env.spaces import ActionMasks, Observation
 from esper.policy.distribution import FactoredPolicy
 from esper.policy.network import FactoredRecurrentActorCritic, Packing, RecurrentState
 
+VIEWS_KEPT = 512
+"""Steps whose places in memory are kept ready: a few megabytes of small objects, however long the rollout."""
+
 
 @dataclass(frozen=True, slots=True)
 class RolloutStep:
@@ -169,6 +172,9 @@ class RolloutBuffer:
         self._uses = network.uses
         self._state = network.initial_state(rows)
         self._store = self._allocate(network, slots, blueprints)
+        certain = {name for name in _CERTAIN if self._store[name].shape[-1] == 1}
+        self._views: list[list[tuple[str, Tensor]]] = []
+        self._written = [(name, t) for name, t in self._store.items() if t.numel() and name not in certain]
 
     def _allocate(self, network: FactoredRecurrentActorCritic, slots: int, blueprints: int) -> dict[str, Tensor]:
         config, ops = network.config, network.config.space.ops
@@ -203,21 +209,31 @@ class RolloutBuffer:
         """Store a step of all rows. The recurrent state before it is kept only for the first one."""
         if self.full:
             raise RuntimeError(f"the rollout buffer is full ({self.steps} steps): call update() before acting on")
+        named = _named(step)
         if self.length == 0:
-            if state_before.hidden.shape != self._state.hidden.shape:
-                raise ValueError(
-                    f"recurrent state {tuple(state_before.hidden.shape)} given, the buffer was made for "
-                    f"{tuple(self._state.hidden.shape)} [layers, rows, hidden]"
-                )
+            self._check_shapes(named, state_before)
             self._state.hidden.copy_(state_before.hidden)
             self._state.cell.copy_(state_before.cell)
-        for name, tensor in _named(step).items():
-            place = self._store[name].select(1, self.length)
-            if place.shape != tensor.shape:
-                raise ValueError(f"{name} is {tuple(tensor.shape)}, the buffer was made for {tuple(place.shape)}")
-            if tensor.numel() and not (tensor.shape[-1] == 1 and name in _CERTAIN):
-                place.copy_(tensor)
+        for name, place in self._places(self.length):
+            place.copy_(named[name])
         self.length += 1
+
+    def _places(self, step: int) -> list[tuple[str, Tensor]]:
+        """Where a step goes. Making these views takes as long as copying, so those of the first steps are kept."""
+        while len(self._views) <= min(step, VIEWS_KEPT - 1):
+            self._views.append([(name, memory[:, len(self._views)]) for name, memory in self._written])
+        return self._views[step] if step < VIEWS_KEPT else [(n, memory[:, step]) for n, memory in self._written]
+
+    def _check_shapes(self, named: dict[str, Tensor], state: RecurrentState) -> None:
+        if state.hidden.shape != self._state.hidden.shape:
+            raise ValueError(
+                f"recurrent state {tuple(state.hidden.shape)} given, the buffer was made for "
+                f"{tuple(self._state.hidden.shape)} [layers, rows, hidden]"
+            )
+        for name, tensor in named.items():
+            expected = (self.rows, *self._store[name].shape[2:])
+            if tuple(tensor.shape) != expected:
+                raise ValueError(f"{name} is {tuple(tensor.shape)}, the buffer was made for {expected}")
 
     def finish(self, last_value: Tensor, discount: float, decay: float) -> RolloutBatch:
         """Advantages and returns of what was stored, with V [N] of the observation after the last step."""

@@ -25,6 +25,8 @@ class PPOConfig:
 
     learning_rate: float = 3e-4
     """Adam's step size."""
+    learning_rate_end: float | None = None
+    """Where the step size arrives, linearly, after `anneal_updates`; None keeps it."""
     discount: float = 0.995
     """γ. The environment's potential-based shaping must use the same one."""
     gae_decay: float = 0.97
@@ -51,7 +53,7 @@ class PPOConfig:
     entropy_coefficient_end: float | None = None
     """Where the coefficient arrives, linearly, after `anneal_updates`; None keeps it."""
     anneal_updates: int = 0
-    """Updates over which the coefficient moves."""
+    """Updates over which step size and entropy coefficient move."""
     head_entropy_weights: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
     """Relative weight of slot, blueprint, blend and op in the entropy bonus."""
     max_grad_norm: float = 0.5
@@ -78,7 +80,12 @@ class PPOConfig:
 
     def entropy_coefficient_at(self, update: int) -> float:
         """For update number `update`, counted from 1."""
-        if self.entropy_coefficient_end is None or self.anneal_updates < 1:
-            return self.entropy_coefficient
-        progress = min(1.0, (update - 1) / self.anneal_updates)
-        return self.entropy_coefficient + progress * (self.entropy_coefficient_end - self.entropy_coefficient)
+        return self._annealed(self.entropy_coefficient, self.entropy_coefficient_end, update)
+
+    def learning_rate_at(self, update: int) -> float:
+        return self._annealed(self.learning_rate, self.learning_rate_end, update)
+
+    def _annealed(self, start: float, end: float | None, update: int) -> float:
+        if end is None or self.anneal_updates < 1:
+            return start
+        return start + min(1.0, (update - 1) / self.anneal_updates) * (end - start)

@@ -164,6 +164,7 @@ class PPOAgent:
         if self.observation_normaliser is not None:
             self.observation_normaliser.gather(decision.raw, valid)
         self._start = done if valid is None else done | ~valid
+        self._acted = decision.after
         self.state = decision.after.keep(~self._start)
         self._decision = None
 

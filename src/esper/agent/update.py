@@ -103,7 +103,9 @@ def ppo_update(
     """Learn from a prepared rollout. `forward` is the network or its compiled form; names and norms come from
     `network` itself."""
     began = perf_counter()
-    coefficient = config.entropy_coefficient_at(update)
+    coefficient, learning_rate = config.entropy_coefficient_at(update), config.learning_rate_at(update)
+    for group in optimizer.param_groups:
+        group["lr"] = learning_rate
     groups = network.parameters_by_head()
     parameters = list(network.parameters())
     rows = batch if network.recurrent else batch.single_steps()
@@ -149,7 +151,7 @@ def ppo_update(
         stopped_by_kl=stopped,
         first_ratio_gap=first_gap,
         entropy_coefficient=coefficient,
-        learning_rate=config.learning_rate,
+        learning_rate=learning_rate,
         max_grad_norm=config.max_grad_norm,
         seconds=perf_counter() - began,
         explosion=explosion,

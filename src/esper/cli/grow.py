@@ -124,6 +124,8 @@ class _progress:  # noqa: N801  (used as a function: `with _progress(...) as on_
         if control is not None:
             self.control.append(control.measured.accuracy)
         self.bar.advance(self.job)
+        if record.verdict is not None:
+            self.console.print(f"epoch {record.epoch + 1} broke and was undone: {record.verdict.message}")
         if self.live:
             from rich.console import Group
 

@@ -109,7 +109,7 @@ def _end(
     else:
         ended = learner.end_epoch(trained, measured)
         if governor is not None:
-            governor.keep(measured)
+            governor.keep(trained, measured)
     return EpochRecord(
         epoch=begun.epoch,
         effect=begun.effect,

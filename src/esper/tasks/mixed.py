@@ -111,6 +111,7 @@ class Problem:
     inputs: Callable[[Labels, np.random.Generator], Inputs]
     widths: tuple[int, ...]
     host: Callable[[], nn.Module]
+    learning_rate: float = 1e-2
 
     def shape(self, slot: int) -> SlotShape:
         return SlotShape(self.layout, self.widths[slot])
@@ -158,8 +159,8 @@ def series_distant(rng: np.random.Generator, place: int) -> Problem:
 
 def series_channel(rng: np.random.Generator, place: int) -> Problem:
     """How values are distributed, before pooling makes every distribution a bell."""
-    widths = _widths(rng, int(rng.integers(6, 9)), place, (16, 20))
-    gain, offset = float(rng.uniform(0.6, 0.8)), float(rng.uniform(2.5, 3.5))
+    widths = _widths(rng, int(rng.integers(6, 8)), place, (16, 20))
+    gain, offset = float(rng.uniform(0.6, 0.8)), float(rng.uniform(1.6, 2.2))
     inputs = partial(needs.distribution, length=48, gain_spread=gain, offset_spread=offset, noise=0.1)
     return Problem("conv1d", "channel", (("pointwise", place),), inputs, widths, _series_host(widths, (4, 4, 1)))
 
@@ -216,16 +217,18 @@ def vector_channel(rng: np.random.Generator, place: int) -> Problem:
     """A host without nonlinearity, narrow at one slot."""
     widths = _widths(rng, 12, place, (20, 24))
     basis = 2.0 * needs.orthogonal_rows(rng, 2, 12)
-    inputs = partial(needs.board, basis=basis, cells=4, noise=float(rng.uniform(0.04, 0.1)))
-    return Problem("dense", "channel", (("mlp_small", place),), inputs, widths, _token_host(12, widths, bends=False))
+    inputs = partial(needs.board, basis=basis, cells=4, noise=float(rng.uniform(0.03, 0.07)))
+    host = _token_host(12, widths, bends=False)
+    return Problem("dense", "channel", (("mlp_small", place),), inputs, widths, host, learning_rate=2e-2)
 
 
 def vector_scale(rng: np.random.Generator, place: int) -> Problem:
-    """Directions at gains of several orders of magnitude."""
-    widths = _widths(rng, 8, place, (13, 16))
+    """Directions at gains of several orders of magnitude. Wide throughout: an MLP has a norm in it, but costs more."""
+    widths = _widths(rng, 15, place, (16, 18))
     basis = 2.0 * needs.orthogonal_rows(rng, 2, 8)
-    inputs = partial(needs.sectors, basis=basis, turns=4, gain_spread=float(rng.uniform(2.5, 3.2)), noise=0.02)
-    return Problem("dense", "scale", (("norm", place),), inputs, widths, _token_host(8, widths))
+    inputs = partial(needs.sectors, basis=basis, turns=4, gain_spread=float(rng.uniform(2.2, 2.6)), noise=0.02)
+    host = _token_host(8, widths)
+    return Problem("dense", "scale", (("norm", place),), inputs, widths, host, learning_rate=5e-3)
 
 
 def vector_nothing(rng: np.random.Generator, place: int) -> Problem:
@@ -303,7 +306,7 @@ KINDS: dict[str, Callable[[np.random.Generator], Problem]] = {
 }
 """Each kind of problem by name: what the data are, what is needed, and the slot where it is meant to be grown."""
 
-UPDATES: dict[Layout, int] = {"conv1d": 20, "dense": 40, "sequence": 30}
+UPDATES: dict[Layout, int] = {"conv1d": 20, "dense": 60, "sequence": 40}
 """Per epoch. As many as the cheaper hosts can afford: attention and small boards are learned slowly."""
 
 
@@ -359,14 +362,15 @@ def _task(kind: str, problem: Problem, rng: np.random.Generator) -> Task:
         labels=tuple(str(label) for label in range(CLASSES)),
         batch_size=64,
         updates_per_epoch=UPDATES[problem.layout],
-        learning_rate=1e-2,
+        learning_rate=problem.learning_rate,
     )
 
 
 def _limits(problem: Problem, host: int, rng: np.random.Generator) -> tuple[int, int]:
     """A budget in parameters and a limit of seeds, with room for the answer and not for everything."""
     needed = sum(parameter_count(blueprint, problem.shape(slot), "gated") for blueprint, slot in problem.answer)
-    room = max(needed, int(host * rng.uniform(0.6, 1.6)))
+    # From tight to loose: a budget that always forbade the wide slots would choose the place for the controller.
+    room = max(needed, int(host * np.exp(rng.uniform(np.log(0.6), np.log(4.0)))))
     most = max(len(problem.answer), int(rng.choice([1, 1, 2, 3])))
     return host + room, most
 
