@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all check bench clean
+.PHONY: demo test test-all check bench docs clean
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
@@ -13,7 +13,7 @@ demo: .venv/demo
 test: .venv/dev
 	$(PYTEST) -m "not slow"
 
-test-all: .venv/dev
+test-all: .venv/peers
 	$(PYTEST)
 
 check: .venv/dev
@@ -22,8 +22,12 @@ check: .venv/dev
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 
-bench: .venv/dev
+bench: .venv/peers
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+docs: .venv/docs
+	$(BIN)/sphinx-build -q -W --keep-going docs build/docs
+	@echo "The pages are in build/docs/index.html"
 
 .venv/bin/python:
 	$(PYTHON) -m venv .venv
@@ -35,6 +39,14 @@ bench: .venv/dev
 .venv/dev: .venv/bin/python pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
 	touch $@ .venv/demo
+
+.venv/peers: .venv/dev
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[peers]"
+	touch $@
+
+.venv/docs: .venv/bin/python pyproject.toml constraints.txt
+	$(BIN)/pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[docs]"
+	touch $@
 
 clean:
 	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

@@ -55,8 +55,8 @@ class Verdict:
 class GovernorSettings:
     """When an epoch counts as broken.
 
-    No false alarm in 13,109 epochs of ordinary runs (568 episodes of mixed, natural, mnist1d and digits under the random
-    and the heuristic controller, 1,343 prunings among them); every injected fault is caught in its own epoch.
+    No false alarm in 13,109 epochs of ordinary runs (568 episodes of mixed, natural, mnist1d and digits under the
+    random and the heuristic controller, 1,343 prunings among them).
     """
 
     window: int = 10
