@@ -1,8 +1,8 @@
 """Esper: neural networks that grow themselves while they train.
 
-    grown = esper.grow(model, (x, y), (x_val, y_val), slots=["layer1", "layer2"])
-    grown.model      # a plain nn.Module, bigger only where it paid
-    grown.save("out")
+grown = esper.grow(model, (x, y), (x_val, y_val), slots=["layer1", "layer2"])
+grown.model      # a plain nn.Module, bigger only where it paid
+grown.save("out")
 """
 
 from importlib import import_module

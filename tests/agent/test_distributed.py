@@ -1,6 +1,6 @@
 """Two ranks with half of the rows each learn exactly what one process learns from all of them.
 
-Covers: R137, R153
+Covers: R153
 """
 
 import pytest

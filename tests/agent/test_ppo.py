@@ -1,8 +1,8 @@
 """The update against a slow, obvious reference, and the properties that a correct one has.
 
 Covers: R001, R002, R006, R007, R008, R009, R010, R012, R013, R014, R018, R020, R022, R023, R024, R030, R033, R035,
-R036, R037, R043, R051, R058, R059, R060, R067, R069, R072, R073, R074, R075, R077, R079, R088,
-R089, R105, R106, R107, R111, R113, R128, R132, R139
+Covers: R036, R037, R043, R051, R058, R059, R060, R067, R069, R072, R073, R074, R075, R077, R079, R088,
+Covers: R089, R105, R106, R107, R111, R113, R128, R132, R139
 """
 
 from dataclasses import replace

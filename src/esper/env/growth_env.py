@@ -18,6 +18,7 @@ from torch import Tensor
 
 from esper.actions import WAIT, Action
 from esper.engine.eager import EagerEngine, EpochRecord
+from esper.engine.governor import Governor
 from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, evaluate, gather
 from esper.engine.prepare import task_learner
@@ -106,7 +107,10 @@ class GrowthEnv:
             raise ValueError(f"this environment has {self.size} networks; reset was given {len(numbers)} numbers")
         with self._phase("reset"):
             self._episodes = [self._begin(number) for number in numbers]
-            self._engine = EagerEngine([episode.learner for episode in self._episodes])
+            learners = [episode.learner for episode in self._episodes]
+            untrained = gather([learner.evaluate() for learner in learners])  # what chance looks like
+            governors = [Governor(learner, chance=c) for learner, c in zip(learners, untrained, strict=True)]
+            self._engine = EagerEngine(learners, governors)
         return self._view()
 
     def step(self, actions: Tensor | Sequence[Action]) -> EnvStep:

@@ -141,7 +141,7 @@ class _Sources:
                 continue
             if name in scope:
                 self._need(name, scope[name], part)
-            elif not hasattr(builtins, name):
+            elif name not in vars(builtins):
                 raise NotPortableError(f"{part.__qualname__} uses {name!r}, which is no name of its file")
         self.texts.append(text)
 

@@ -1,7 +1,7 @@
 """Task families: a new problem for every episode, the same one for the same number, and others for evaluation.
 
-`get_family("mixed")` generates problems, `get_family("natural")` varies the hosts of built-in tasks, and the name of
-any task is a family in which only the seeds vary.
+`get_family("mixed")` generates problems ("mixed/vector" only those of vectors), `get_family("natural")` varies the
+hosts of built-in tasks, and the name of any task is a family in which only the seeds vary.
 """
 
 from __future__ import annotations
@@ -160,6 +160,14 @@ def get_family(name: str, **options: Any) -> BoundedFamily:
         from esper.tasks.mixed import Mixed  # noqa: PLC0415  (it needs `Draw` from here)
 
         return Mixed(**options)
+    if name.startswith("mixed/"):
+        from esper.tasks.mixed import KINDS, Mixed  # noqa: PLC0415
+
+        kinds = [kind for kind in KINDS if kind.startswith(name.removeprefix("mixed/"))]
+        if not kinds:
+            firsts = dict.fromkeys(kind.split()[0] for kind in KINDS)
+            raise ValueError(f"no kind of mixed problem starts so: {name!r}; try mixed/{', mixed/'.join(firsts)}")
+        return Mixed(kinds=kinds, **options)
     if name == "natural":
         return Natural(**options)
     if name not in task_names():

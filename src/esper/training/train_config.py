@@ -64,7 +64,9 @@ DRAWS_PER_SEED = 1_000_000
 """Runs with different seeds see different problems."""
 
 PRESETS: dict[str, TrainConfig] = {
-    "demo": TrainConfig(envs=16, updates=30, draws=48, evaluate_every=0),
+    "demo": TrainConfig(
+        task="mixed/vector", envs=16, updates=30, draws=48, evaluate_every=0, ppo=PPOConfig(learning_rate=1e-3)
+    ),
     "mixed": TrainConfig(),
     "mnist1d": TrainConfig(task="mnist1d"),
     "cifar10": TrainConfig(task="cifar10", envs=32, updates=200),
