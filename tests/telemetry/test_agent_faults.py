@@ -44,8 +44,7 @@ def train(config: PPOConfig, updates: int, fault: Callable[[PPOAgent], None] = l
 
 def set_learning_rate(rate: float) -> Callable[[PPOAgent], None]:
     def fault(agent: PPOAgent) -> None:
-        for group in agent.optimizer.param_groups:
-            group["lr"] = rate
+        agent.config = replace(agent.config, learning_rate=rate)
 
     return fault
 
