@@ -173,8 +173,8 @@ class RolloutBuffer:
         self._state = network.initial_state(rows)
         self._store = self._allocate(network, slots, blueprints)
         certain = {name for name in _CERTAIN if self._store[name].shape[-1] == 1}
-        self._views: list[list[tuple[str, Tensor]]] = []
-        self._written = [(name, t) for name, t in self._store.items() if t.numel() and name not in certain]
+        self._views: list[list[Tensor]] = []
+        self._written = {name: t for name, t in self._store.items() if t.numel() and name not in certain}
 
     def _allocate(self, network: FactoredRecurrentActorCritic, slots: int, blueprints: int) -> dict[str, Tensor]:
         config, ops = network.config, network.config.space.ops
@@ -214,15 +214,15 @@ class RolloutBuffer:
             self._check_shapes(named, state_before)
             self._state.hidden.copy_(state_before.hidden)
             self._state.cell.copy_(state_before.cell)
-        for name, place in self._places(self.length):
-            place.copy_(named[name])
+        # One call for all: with a call per tensor, Python would take longer than the copying.
+        torch._foreach_copy_(self._places(self.length), [named[name] for name in self._written])
         self.length += 1
 
-    def _places(self, step: int) -> list[tuple[str, Tensor]]:
+    def _places(self, step: int) -> list[Tensor]:
         """Where a step goes. Making these views takes as long as copying, so those of the first steps are kept."""
         while len(self._views) <= min(step, VIEWS_KEPT - 1):
-            self._views.append([(name, memory[:, len(self._views)]) for name, memory in self._written])
-        return self._views[step] if step < VIEWS_KEPT else [(n, memory[:, step]) for n, memory in self._written]
+            self._views.append([memory[:, len(self._views)] for memory in self._written.values()])
+        return self._views[step] if step < VIEWS_KEPT else [memory[:, step] for memory in self._written.values()]
 
     def _check_shapes(self, named: dict[str, Tensor], state: RecurrentState) -> None:
         if state.hidden.shape != self._state.hidden.shape:
