@@ -2,7 +2,7 @@
 
 Covers: R001, R002, R006, R007, R008, R009, R010, R012, R013, R014, R018, R020, R022, R023, R024, R030, R033, R035,
 Covers: R036, R037, R043, R051, R058, R059, R060, R067, R069, R072, R073, R074, R075, R077, R079, R088,
-Covers: R089, R105, R106, R107, R111, R113, R128, R132, R139
+Covers: R011, R055, R089, R105, R106, R107, R111, R113, R128, R132, R139
 """
 
 from dataclasses import replace
@@ -363,6 +363,7 @@ def test_the_bonus_does_not_grow_with_the_number_of_heads():
 
 
 def test_annealing_by_hand():
+    """The coefficient follows from the update's number alone: no mask is read for it, so nothing waits for the device."""
     config = PPOConfig(entropy_coefficient=0.1, entropy_coefficient_end=0.02, anneal_updates=4)
     assert [config.entropy_coefficient_at(u) for u in (1, 3, 5, 9)] == pytest.approx([0.1, 0.06, 0.02, 0.02])
     assert PPOConfig(entropy_coefficient=0.1).entropy_coefficient_at(100) == 0.1

@@ -1,6 +1,6 @@
 """GrowthEnv as a decision process: determinism, independence, ends, observations, masks, exploits, the governor's mark.
 
-Covers: R016, R031, R109, R115, R138, R143, R146, R149, R157
+Covers: R016, R031, R071, R109, R115, R138, R146, R149, R157
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from esper.actions import BLENDS, WAIT, Action, Op
 from esper.engine.learner import Learner
 from esper.env.growth_env import EnvStep, GrowthEnv
-from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SLOT_FIELDS, decode, to_tensor
+from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS, decode, to_tensor
 from esper.env.reward import RewardConfig
 from esper.env.situation import Situation
 from esper.growth.blueprints import blueprint_names
@@ -93,6 +93,11 @@ def test_what_was_not_measured_is_the_sentinel_and_never_zero() -> None:
     assert fields["val_accuracy_0_ago"] == fields["train_loss"] == NOT_MEASURED
     slot = dict(zip(SLOT_FIELDS, observation.slots[0, 0].tolist(), strict=True))
     assert slot["contribution_points"] == slot["shadow_points"] == slot["gradient"] == NOT_MEASURED
+
+
+def test_the_layout_is_pinned() -> None:
+    """Trained policies depend on it: whoever changes the fields must raise SCHEMA_VERSION, and then these numbers."""
+    assert (SCHEMA_VERSION, len(OVERALL_FIELDS), len(SLOT_FIELDS)) == (1, 29, 32)
 
 
 def test_a_tensor_of_actions_means_what_its_records_mean() -> None:
