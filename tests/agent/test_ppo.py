@@ -363,7 +363,7 @@ def test_the_bonus_does_not_grow_with_the_number_of_heads():
 
 
 def test_annealing_by_hand():
-    """The coefficient follows from the update's number alone: no mask is read for it, so nothing waits for the device."""
+    """The coefficient follows from the update's number alone: no mask is read, nothing waits for the device."""
     config = PPOConfig(entropy_coefficient=0.1, entropy_coefficient_end=0.02, anneal_updates=4)
     assert [config.entropy_coefficient_at(u) for u in (1, 3, 5, 9)] == pytest.approx([0.1, 0.06, 0.02, 0.02])
     assert PPOConfig(entropy_coefficient=0.1).entropy_coefficient_at(100) == 0.1
