@@ -1,7 +1,7 @@
 """The world: data with three splits, hosts for it, and how they are trained."""
 
 from esper.growth.standalone import portable_host
-from esper.tasks import cifar10, digits, mnist1d, stories, text  # noqa: F401  (they register themselves)
+from esper.tasks import cifar10, digits, mixed, mnist1d, stories, text  # noqa: F401  (they register themselves)
 from esper.tasks.data import Split, Splits, check_split, crop_and_flip
 from esper.tasks.hosts import Conv1dHost, Conv2dHost, GPTHost, MLPHost
 from esper.tasks.registry import Task, cross_entropy, load_task, percent_correct, task, task_names, task_options

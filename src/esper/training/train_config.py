@@ -65,7 +65,7 @@ DRAWS_PER_SEED = 1_000_000
 
 PRESETS: dict[str, TrainConfig] = {
     "demo": TrainConfig(
-        task="mixed/vector", envs=16, updates=30, draws=48, evaluate_every=0, ppo=PPOConfig(learning_rate=1e-3)
+        task="mixed/vector", envs=16, updates=18, draws=48, evaluate_every=0, ppo=PPOConfig(learning_rate=1e-3)
     ),
     "mixed": TrainConfig(),
     "mnist1d": TrainConfig(task="mnist1d"),
