@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.episodes import Watch, claim_file, clock, pick_workers, wide_console, with_interval
-from esper.cli.grow import _claim as claim
+from esper.cli.grow import claim
 
 if TYPE_CHECKING:
     from rich.console import Console

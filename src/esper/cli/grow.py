@@ -63,7 +63,7 @@ class Grow:
             device=pick_device(self.device),
         )
         out = self.out or Path("grown") / f"{self.task}-{Path(self.controller).stem}-{self.seed}"
-        _claim(out)
+        claim(out)
         control_accuracies: list[float] = []
         with _progress(console, task, self.epochs, control_accuracies) as on_epoch:
             grown = grow_task(
@@ -85,7 +85,7 @@ class Grow:
         return 130 if grown.interrupted else 0
 
 
-def _claim(out: Path) -> None:
+def claim(out: Path) -> None:
     """Find out before the training, not after it, whether the results can be kept."""
     try:
         out.mkdir(parents=True, exist_ok=True)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from esper.env.reward.config import RENT_RATE
 from esper.training.comparison import Comparison, Row
-from esper.training.plot import _pyplot as pyplot
+from esper.training.plot import pyplot
 from esper.training.statistics import Estimate
 
 if TYPE_CHECKING:

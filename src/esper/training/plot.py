@@ -29,7 +29,7 @@ class PlotUnavailableError(ImportError):
 
 def plot_history(path: Path, history: History, control: Sequence[float] = (), title: str = "") -> None:
     """Accuracy over epochs, above one band per slot that shows its seeds' stages."""
-    plt = _pyplot()
+    plt = pyplot()
     count = len(history.slots)
     figure, (top, bottom) = plt.subplots(
         2,
@@ -95,7 +95,7 @@ def _patch(colour: str, label: str) -> Any:
     return Patch(color=colour, label=label)
 
 
-def _pyplot() -> Any:
+def pyplot() -> Any:
     os.environ.setdefault("MPLBACKEND", "Agg")  # no screen needed to write a file
     try:
         import matplotlib.pyplot as plt  # noqa: PLC0415  (optional dependency)
