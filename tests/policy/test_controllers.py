@@ -23,7 +23,7 @@ from esper.lifecycle import Contrast, Rules, Stage
 from esper.policy.catalogue import CONTROLLERS, make_controller
 from esper.policy.controller import Controller
 from esper.policy.heuristic import Heuristic, HeuristicSettings
-from esper.policy.schedule import ScheduleError, parse_schedule, read_schedule
+from esper.policy.schedule import ScheduleError, parse_schedule
 from esper.tasks import load_task
 from esper.tasks.feed import TensorFeed
 from small_worlds import BUILT_IN, EAGER, learner_for
@@ -242,11 +242,11 @@ def test_a_schedule_is_read_from_a_file_and_a_missing_one_is_refused(tmp_path: P
     path = tmp_path / "early.toml"
     path.write_text(ENTRY)
     assert make_controller(str(path)).name == "early"
-    with pytest.raises(ScheduleError, match="cannot read the schedule"):
-        read_schedule(tmp_path / "absent.toml")
+    with pytest.raises(ValueError, match="cannot read the controller"):
+        make_controller(str(tmp_path / "absent.toml"))
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ScheduleError, match="cannot read the schedule") as refusal:
-        read_schedule(path)
+    with pytest.raises(ValueError, match="cannot read the controller") as refusal:
+        make_controller(str(path))
     assert "\n" not in str(refusal.value)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from esper.engine.prepare import task_learner
 from esper.tasks import Split, Splits, check_split, crop_and_flip, load_task
 from esper.tasks.data import stratified_parts
 
@@ -136,6 +137,6 @@ def test_augmentation_is_decided_by_its_generator():
 
 def test_the_batch_size_is_a_setting():
     task = dataclasses.replace(load_task("mnist1d"), batch_size=7)
-    x, y = task.batch(torch.Generator().manual_seed(0))
+    x, y = task_learner(task, seed=0, epochs=1).feed.next_batch()
     assert x.shape == (7, 1, 40)
     assert y.shape == (7,)

@@ -57,7 +57,7 @@ def test_the_host_fits_the_data_and_learns(name):
     generator = torch.Generator().manual_seed(0)
     losses = []
     for _ in range(40):
-        x, y = loaded.batch(generator)
+        x, y = loaded.splits.train.batch(generator, loaded.batch_size)
         assert len(x) == loaded.batch_size
         loss = loaded.loss(host(x), y)
         optimizer.zero_grad()
@@ -254,7 +254,7 @@ class TestCifar10:
         assert x[7, 0, 5, 5].item() == pytest.approx((8 / 255 - MEAN[0]) / STD[0], rel=1e-5)
         assert x[7, 2, 31, 0].item() == pytest.approx((7 / 255 - MEAN[2]) / STD[2], rel=1e-5)
         assert torch.bincount(loaded.splits.val.y, minlength=10).tolist() == [1] * 10
-        outputs = loaded.make_host()(loaded.batch(torch.Generator().manual_seed(0))[0])
+        outputs = loaded.make_host()(loaded.splits.train.batch(torch.Generator().manual_seed(0), 128)[0])
         assert outputs.shape == (128, 10)
 
     def test_the_variable_names_the_folder(self, tmp_path, monkeypatch):

@@ -183,8 +183,7 @@ class Learner:
         return Pending(torch.cat([losses, norms, _all_finite(self.model)]), read)
 
     def _measured_slots(self) -> list[Slot]:
-        live = [slot for slot in self.model.live if slot.life.stage is not Stage.GERMINATED]
-        return [slot for slot in live if slot.life.stage is Stage.TRAINING or slot.life.alpha > 0.0]
+        return [slot for slot in self.model.live if slot.life.stage is not Stage.GERMINATED]
 
     def _drop_pruned(self, transitions: list[Transition]) -> None:
         for transition in transitions:

@@ -17,7 +17,6 @@ import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
-from pathlib import Path
 from typing import Any
 
 from esper.actions import BLENDS, WAIT, Action, Op
@@ -73,14 +72,6 @@ class FixedSchedule(RuleController[set[tuple[int, int]]]):
 def default_schedule() -> FixedSchedule:
     text = resources.files("esper.policy").joinpath("default_schedule.toml").read_text("utf-8")
     return parse_schedule(text, "the built-in schedule")
-
-
-def read_schedule(path: Path) -> FixedSchedule:
-    try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise ScheduleError(f"cannot read the schedule {path}: {error}") from error
-    return parse_schedule(text, str(path), default_name=path.stem)
 
 
 def parse_schedule(text: str, source: str, default_name: str = "schedule") -> FixedSchedule:

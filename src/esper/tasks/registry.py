@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.tasks.data import Splits, crop_and_flip
+from esper.tasks.data import Splits
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -63,11 +63,6 @@ class Task:
         if self.augment and self.splits.train.x.dim() != 4:
             shape = tuple(self.splits.train.x.shape[1:])
             raise ValueError(f"task {self.name!r} cannot crop and flip: its inputs {shape} are not images")
-
-    def batch(self, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        """The next training minibatch of the stream that `generator` drives, augmented if the task says so."""
-        x, y = self.splits.train.batch(generator, self.batch_size)
-        return (crop_and_flip(x, generator) if self.augment else x), y
 
     def to(self, device: torch.device | str) -> Task:
         return replace(self, splits=self.splits.to(device))
