@@ -109,7 +109,7 @@ def test_every_trainable_parameter_gets_gradient_while_a_seed_blends(name: str, 
         model = learner.model
         plant(model, model.slots[0], candidate.name, Stage.BLENDING, blend)
         learner.optimizer.add(0, model.seed_parameters(model.slots[0]))
-        learner._gradients([])
+        learner.gradients(learner.feed.next_batch(), [])
         silent = [n for n, p in model.named_parameters() if p.grad is None or not p.grad.isfinite().all()]
         assert silent == [], candidate.name
         dead = [n for n, p in model.seeds["0"].named_parameters() if p.grad is not None and not p.grad.any()]

@@ -6,6 +6,7 @@ Covers: R149 (seed modules inside a host), R156 (why incubation is closed-loop)
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 
 import pytest
 import torch
@@ -21,7 +22,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
 from esper.lifecycle import Rules, Stage
 from esper.tasks import load_task
-from esper.tasks.feed import TensorFeed
+from esper.tasks.feed import Batch, TensorFeed
 from esper.tasks.registry import Task, cross_entropy
 from small_worlds import FOREIGN, PATIENT, WORLDS, germinate, learner_for, plant, run_epoch, same, scramble
 
@@ -272,7 +273,7 @@ def test_a_gradient_reaches_seed_and_host_upstream_once_the_seed_blends() -> Non
 class OpenLoopLearner(Learner):
     """Incubates by the straight-through form h + (s − sg(s)), as the earlier system did. Never use it elsewhere."""
 
-    def _gradients(self, incubating: list[Slot]) -> Tensor:
+    def gradients(self, batch: Batch, incubating: Sequence[Slot]) -> Tensor:
         def straight_through(slot: Slot) -> object:
             def hook(module: nn.Module, args: object, output: Tensor) -> Tensor:
                 assert slot.seed is not None
@@ -283,7 +284,7 @@ class OpenLoopLearner(Learner):
 
         handles = [straight_through(slot) for slot in incubating]
         try:
-            losses = super()._gradients([])
+            losses = super().gradients(batch, [])
         finally:
             for handle in handles:
                 handle.remove()  # type: ignore[attr-defined]

@@ -10,8 +10,13 @@ import pytest
 import torch
 
 from esper.engine.prepare import task_learner
-from esper.tasks import Split, Splits, check_split, crop_and_flip, load_task
+from esper.tasks import Split, Splits, check_split, crop_and_flip, draw_crops, load_task
 from esper.tasks.data import stratified_parts
+from esper.tasks.feed import TensorFeed, chunks
+
+
+def feed_of(split: Split, batch_size: int, seed: int) -> TensorFeed:
+    return TensorFeed(split, split, batch_size=batch_size, seed=seed)
 
 
 def numbered(count: int) -> Split:
@@ -21,7 +26,7 @@ def numbered(count: int) -> Split:
 
 
 def test_a_batch_pairs_inputs_with_their_targets():
-    x, y = numbered(50).batch(torch.Generator().manual_seed(1), 20)
+    x, y = feed_of(numbered(50), 20, seed=1).next_batch()
     assert x.shape == (20, 2)
     assert torch.equal(x, torch.stack([y, 10 * y], 1).float())
     assert 0 <= int(y.min()) <= int(y.max()) < 50
@@ -30,12 +35,12 @@ def test_a_batch_pairs_inputs_with_their_targets():
 def test_sampling_depends_on_its_generator_alone():
     split = numbered(50)
     torch.manual_seed(0)
-    first = [split.batch(g, 8)[1] for g in [torch.Generator().manual_seed(3)] for _ in range(4)]
+    first = [feed.next_batch()[1] for feed in [feed_of(split, 8, seed=3)] for _ in range(4)]
     state = torch.random.get_rng_state()
     torch.manual_seed(99)
     torch.rand(7)
     before = torch.random.get_rng_state()
-    second = [split.batch(g, 8)[1] for g in [torch.Generator().manual_seed(3)] for _ in range(4)]
+    second = [feed.next_batch()[1] for feed in [feed_of(split, 8, seed=3)] for _ in range(4)]
     assert torch.equal(torch.random.get_rng_state(), before)  # and it leaves the global state alone
     assert not torch.equal(before, state)
     assert torch.equal(torch.stack(first), torch.stack(second))
@@ -43,18 +48,33 @@ def test_sampling_depends_on_its_generator_alone():
 
 
 def test_a_stream_continues_from_a_saved_generator_state():
-    split, generator = numbered(50), torch.Generator().manual_seed(3)
-    split.batch(generator, 8)
-    state = generator.get_state()
-    expected = split.batch(generator, 8)[1]
-    resumed = torch.Generator()
-    resumed.set_state(state)
-    assert torch.equal(split.batch(resumed, 8)[1], expected)
+    feed, resumed = feed_of(numbered(50), 8, seed=3), feed_of(numbered(50), 8, seed=0)
+    feed.next_batch()
+    resumed.generator.set_state(feed.generator.get_state())
+    assert torch.equal(resumed.next_batch()[1], feed.next_batch()[1])
+
+
+@pytest.mark.parametrize("augment", [False, True])
+def test_planned_batches_are_those_that_come_one_by_one(augment):
+    images = Split(torch.rand(30, 3, 8, 8), torch.arange(30))
+    ahead, by_one = (TensorFeed(images, images, batch_size=5, seed=2, augment=augment) for _ in range(2))
+    for x, y in ahead.gather(ahead.plan(4)):
+        expected_x, expected_y = by_one.next_batch()
+        assert torch.equal(x, expected_x)
+        assert torch.equal(y, expected_y)
+
+
+def test_chunks_keep_the_order_and_have_nearly_one_length():
+    split = numbered(50)
+    parts = [y for _, y in chunks(split, 16)]
+    assert [len(part) for part in parts] == [12, 13, 12, 13]
+    assert torch.equal(torch.cat(parts), split.y)
 
 
 def test_every_example_is_drawn_equally_often():
-    _, y = numbered(10).batch(torch.Generator().manual_seed(0), 10_000)
-    counts = torch.bincount(y, minlength=10)
+    feed = feed_of(numbered(10), 10, seed=0)
+    y = torch.stack([y for _, y in feed.gather(feed.plan(1_000))])
+    counts = torch.bincount(y.flatten(), minlength=10)
     assert int((counts - 1_000).abs().max()) < 150  # five standard deviations of a binomial(10⁴, 0.1)
 
 
@@ -90,8 +110,8 @@ def test_to_moves_all_tensors():
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_cpu_generator_gives_the_same_batches_on_a_gpu():
     split = numbered(50)
-    here = split.batch(torch.Generator().manual_seed(3), 8)[0]
-    there = split.to("cuda").batch(torch.Generator().manual_seed(3), 8)[0]
+    here = feed_of(split, 8, seed=3).next_batch()[0]
+    there = feed_of(split.to("cuda"), 8, seed=3).next_batch()[0]
     assert there.device.type == "cuda"
     assert torch.equal(here, there.cpu())
 
@@ -108,31 +128,31 @@ def test_stratified_parts_are_disjoint_and_balanced():
 
 def test_augmentation_shifts_and_mirrors_and_pads_with_zeros():
     image = torch.arange(1.0, 17.0).view(1, 1, 4, 4)
-    images = image.expand(200, 2, 4, 4)
-    augmented = crop_and_flip(images, torch.Generator().manual_seed(0), padding=1)
-    padded = torch.nn.functional.pad(image, (1, 1, 1, 1))[0, 0]
-    possible = {}
-    for row in range(3):
-        for column in range(3):
+    images = image.expand(3_000, 2, 4, 4)
+    augmented = crop_and_flip(images, draw_crops(torch.Generator().manual_seed(0), 3_000))
+    padded = torch.nn.functional.pad(image, (4, 4, 4, 4))[0, 0]
+    possible = {(0.0,) * 16: (0, 0, False)}
+    for row in range(1, 8):
+        for column in range(1, 8):
             crop = padded[row : row + 4, column : column + 4]
             possible[tuple(crop.flatten().tolist())] = (row, column, False)
             possible[tuple(crop.flip(1).flatten().tolist())] = (row, column, True)
-    assert len(possible) == 18
+    assert len(possible) == 1 + 2 * 49
     seen = {possible[tuple(a[0].flatten().tolist())] for a in augmented}  # a KeyError would be an impossible crop
-    assert len(seen) == 18
+    assert len(seen) == 1 + 2 * 49
     assert torch.equal(augmented[:, 0], augmented[:, 1])  # one shift for all channels of an image
 
 
 def test_augmentation_is_decided_by_its_generator():
     images = torch.rand(16, 3, 8, 8)
     state = torch.random.get_rng_state()
-    first = crop_and_flip(images, torch.Generator().manual_seed(4))
-    second = crop_and_flip(images, torch.Generator().manual_seed(4))
-    other = crop_and_flip(images, torch.Generator().manual_seed(5))
+    first, second, other = (crop_and_flip(images, draw_crops(torch.Generator().manual_seed(s), 16)) for s in (4, 4, 5))
     assert torch.equal(first, second)
     assert not torch.equal(first, other)
     assert torch.equal(torch.random.get_rng_state(), state)
-    assert torch.equal(crop_and_flip(images, torch.Generator(), padding=0).sort(3).values, images.sort(3).values)
+    unmoved = torch.tensor([[4, 4, 0], [4, 4, 1]]).repeat(8, 1)
+    assert torch.equal(crop_and_flip(images, unmoved)[::2], images[::2])
+    assert torch.equal(crop_and_flip(images, unmoved)[1::2], images[1::2].flip(3))
 
 
 def test_the_batch_size_is_a_setting():

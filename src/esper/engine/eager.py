@@ -64,7 +64,7 @@ class EagerEngine:
     def step(
         self, actions: Sequence[Action], active: Sequence[bool] | None = None
     ) -> list[EpochRecord] | list[EpochRecord | None]:
-        """Act, train, measure, move on; two device-to-host transfers for all learners together.
+        """Act, train, measure, move on.
 
         A learner that is not `active` stays as it is, its action is ignored and its record is None.
         """
@@ -72,8 +72,7 @@ class EagerEngine:
         rows = zip(self.learners, self.governors, actions, everyone if active is None else active, strict=True)
         chosen = [(learner, governor, action) for learner, governor, action, wanted in rows if wanted]
         begun = [_begin(*row) for row in chosen]
-        trained = gather([learner.train() for learner, _, _ in chosen])
-        measured = gather([learner.evaluate() for learner, _, _ in chosen])
+        trained, measured = self.run([learner for learner, _, _ in chosen])
         records = [
             _end(learner, governor, *epoch)
             for (learner, governor, _), epoch in zip(chosen, zip(begun, trained, measured, strict=True), strict=True)
@@ -82,6 +81,13 @@ class EagerEngine:
             return records
         remaining = iter(records)
         return [next(remaining) if wanted else None for wanted in active]
+
+    def run(self, learners: Sequence[Learner]) -> tuple[list[TrainReport], list[Evaluation]]:
+        """Train and measure these for one epoch; two device-to-host transfers for all of them together."""
+        return gather([learner.train() for learner in learners]), self.measure(learners)
+
+    def measure(self, learners: Sequence[Learner]) -> list[Evaluation]:
+        return gather([learner.evaluate() for learner in learners])
 
 
 def _begin(learner: Learner, governor: Governor | None, action: Action) -> _Begun:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from statistics import median
@@ -176,7 +177,7 @@ class Governor:
         """The epoch was healthy: its level is the new normal, and this is the state to come back to."""
         self._training.append(trained.loss)
         self._note(measured)
-        self._snapshot.take()
+        self._snapshot.take(self._learner.packed)
 
     def fossilized(self, slot: str) -> None:
         """A seed became permanent between two epochs, so it must be in the snapshot before anything can break."""
@@ -215,16 +216,63 @@ class Snapshot:
     def __init__(self, model: GrowingModel) -> None:
         self._model = model
         self._copies: dict[str, Tensor] = {}
+        self._known: Hashable = None
+        """What was permanent when the lists below were made: finding it again costs more than the copies."""
+        self._flat: list[tuple[Tensor, list[Tensor]]] = []
+        """For each type of number: the copies, one after the other, and the tensors that they are of."""
+        self._layout: list[tuple[str, torch.Size, torch.dtype]] = []
+        self._buffers: list[tuple[nn.Module, str, Tensor]] = []
         self.take()
 
-    def take(self) -> None:
-        self._copy(permanent_tensors(self._model))
+    def take(self, packed: Mapping[torch.dtype, Tensor] | None = None) -> None:
+        """`packed` is what `pack` gives, if that is known."""
+        if not self._is_current():
+            self._look()
+        with torch.no_grad():
+            for copies, tensors in self._flat:
+                copies.copy_(packed[copies.dtype] if packed else _lined_up(tensors), non_blocking=True)
+
+    def _is_current(self) -> bool:
+        """A host may put a new buffer in the place of an old one."""
+        unchanged = all(module._buffers.get(name) is buffer for module, name, buffer in self._buffers)
+        return unchanged and self._known == _permanent_seeds(self._model)
+
+    def _look(self) -> None:
+        tensors = permanent_tensors(self._model)
+        types = sorted({tensor.dtype for tensor in tensors.values()}, key=str)
+        # The objects, not detached aliases: an engine may move their numbers.
+        members = {dtype: {name: t for name, t in tensors.items() if t.dtype == dtype} for dtype in types}
+        layout = [(name, t.shape, t.dtype) for name, t in tensors.items()]
+        if layout != self._layout:
+            self._allocate(members)
+            self._layout = layout
+        self._flat = [(copies, list(members[copies.dtype].values())) for copies, _ in self._flat]
+        parts = [(module, n, b) for module in self._model.modules() for n, b in module.named_buffers(recurse=False)]
+        kept = {id(tensor) for tensor in tensors.values()}
+        self._buffers = [(module, name, buffer) for module, name, buffer in parts if id(buffer) in kept]
+        self._known = _permanent_seeds(self._model)
+
+    def _allocate(self, members: dict[torch.dtype, dict[str, Tensor]]) -> None:
+        """A place for everything; what was there before is kept."""
+        self._flat, before, self._copies = [], self._copies, {}
+        for dtype, tensors in members.items():
+            sizes = [tensor.numel() for tensor in tensors.values()]
+            # Pinned, so that a copy from a GPU does not wait for it; the stream keeps copies in order.
+            copies = torch.zeros(sum(sizes), dtype=dtype, pin_memory=next(iter(tensors.values())).is_cuda)
+            self._flat.append((copies, []))
+            for (name, tensor), place in zip(tensors.items(), torch.split(copies, sizes), strict=True):
+                self._copies[name] = place.view(tensor.shape)
+                if name in before and before[name].shape == tensor.shape:
+                    self._copies[name].copy_(before[name])
 
     def include(self, slot: str) -> None:
         """Take the seed of a slot in and leave the rest: it was taken when it was known to be healthy."""
         index = next(one.index for one in self._model.slots if one.path == slot)
         prefix = f"seeds.{index}."
-        self._copy({name: t for name, t in permanent_tensors(self._model).items() if name.startswith(prefix)})
+        self._look()
+        for name, tensor in permanent_tensors(self._model).items():
+            if name.startswith(prefix):
+                self._copies[name].copy_(tensor.detach(), non_blocking=True)
 
     def restore(self) -> None:
         """Write into the model's own tensors: parameters stay the objects that the optimizer knows."""
@@ -241,14 +289,21 @@ class Snapshot:
     def bytes(self) -> int:
         return sum(copy.numel() * copy.element_size() for copy in self._copies.values())
 
-    def _copy(self, tensors: dict[str, Tensor]) -> None:
-        for name, tensor in tensors.items():
-            saved = self._copies.get(name)
-            if saved is None or saved.shape != tensor.shape or saved.dtype != tensor.dtype:
-                # Pinned, so that copies from a GPU do not wait for it; the stream keeps them in order.
-                saved = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=tensor.is_cuda)
-                self._copies[name] = saved
-            saved.copy_(tensor.detach(), non_blocking=True)
+
+def pack(model: GrowingModel) -> dict[torch.dtype, Tensor]:
+    """For each type of number, all permanent tensors one after the other, in the order of `permanent_tensors`."""
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in permanent_tensors(model).values():
+        by_type.setdefault(tensor.dtype, []).append(tensor.detach())
+    return {dtype: _lined_up(tensors) for dtype, tensors in by_type.items()}
+
+
+def _lined_up(tensors: Sequence[Tensor]) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def _permanent_seeds(model: GrowingModel) -> tuple[int, ...]:
+    return tuple(slot.life.seed for slot in model.slots if slot.life.stage is Stage.FOSSILIZED)
 
 
 def permanent_tensors(model: GrowingModel) -> dict[str, Tensor]:

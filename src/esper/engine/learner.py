@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -13,11 +14,12 @@ from torch import Tensor
 from esper.actions import Action, Effect, Op
 from esper.engine.measure import Evaluation, Loss, Pending, Score, evaluate
 from esper.engine.optimizer import GrowingOptimizer
+from esper.engine.precision import Precision, arithmetic
 from esper.growth.attach import arguments
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot, preserved_rng
 from esper.lifecycle import IllegalTransitionError, Stage, Transition
-from esper.tasks.feed import Feed
+from esper.tasks.feed import Batch, Feed
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Learner:
         *,
         seed: int = 0,
         epochs: int | None = None,
+        precision: Precision = Precision.FP32,
     ) -> None:
         self.model = model
         self.optimizer = optimizer
@@ -58,6 +61,9 @@ class Learner:
         self.epoch = 0
         self.epochs = epochs
         """The run's length, if it is known: after its last epoch the network stays as it was measured."""
+        self.precision = precision
+        self.packed: dict[torch.dtype, Tensor] = {}
+        """What is permanent in the network (`pack`), as an engine has laid it together; empty if it has not."""
         self._rng_state = torch.Generator().manual_seed(seed).get_state()
 
     # -- one epoch, in this order -------------------------------------------------------------------------------
@@ -90,20 +96,23 @@ class Learner:
         model.train()
         incubating = model.incubating
         total: Tensor | None = None
-        with self._own_rng(), model.recording() if incubating else nullcontext():
+        norms: Tensor | None = None
+        with self.own_rng(), self.arithmetic(), model.recording() if incubating else nullcontext():
             for remaining in reversed(range(self.feed.updates_per_epoch)):
-                losses = self._gradients(incubating)  # [1 + incubating]
+                losses = self.gradients(self.feed.next_batch(), incubating)  # [1 + incubating]
                 total = losses if total is None else total + losses
                 if remaining == 0:
-                    norms = self._gradient_norms()
+                    norms = self.gradient_norms()
                 self.optimizer.step()
         assert total is not None
-        return self._train_report(total / self.feed.updates_per_epoch, norms, incubating)
+        assert norms is not None
+        read = partial(self.read_training, incubating=incubating)
+        return Pending(torch.cat([total, norms, all_finite(model)]), read)
 
     def evaluate(self) -> Pending[Evaluation]:
         """Measure the network and every seed that is neither kept nor removed yet, on the validation set."""
-        with preserved_rng(self.model.device):
-            return evaluate(self.model, self.feed.validation(), self.loss, self.score, contrasts=self._measured_slots())
+        with preserved_rng(self.model.device), self.arithmetic():
+            return evaluate(self.model, self.feed.validation(), self.loss, self.score, contrasts=self.measured_slots)
 
     def end_epoch(self, trained: TrainReport, measured: Evaluation) -> list[Transition]:
         """Let the seeds move on by what was measured."""
@@ -136,11 +145,14 @@ class Learner:
         self._drop_pruned(transitions)
         return transitions
 
-    # -- internals ----------------------------------------------------------------------------------------------
+    # -- the parts of an epoch, for engines that put it together themselves ---------------------------------------
 
-    def _gradients(self, incubating: list[Slot]) -> Tensor:
-        """Gradients of one minibatch: the host's from the plain pass, each incubating seed's from its shadow."""
-        inputs, targets = self.feed.next_batch()
+    def gradients(self, batch: Batch, incubating: Sequence[Slot]) -> Tensor:
+        """Gradients of one minibatch: the host's from the plain pass, each incubating seed's from its shadow.
+
+        Gives the losses [1 + incubating].
+        """
+        inputs, targets = batch
         args, kwargs = arguments(inputs)
         self.optimizer.zero_grad()
         loss = self.loss(self.model(*args, **kwargs), targets)
@@ -159,31 +171,35 @@ class Learner:
             losses.append(shadow_loss.detach())
         return torch.stack(losses)
 
-    def _gradient_norms(self) -> Tensor:
-        """[1 + slots]: the host's gradient norm, then each seed's root-mean-square gradient (0 without a seed)."""
-        host = _norm(list(self.model.host.parameters()))
-        seeds = [self.model.seed_parameters(slot) for slot in self.model.slots]
-        return torch.stack(
-            [host, *(_norm(ps) / max(1, sum(p.numel() for p in ps)) ** 0.5 if ps else host * 0 for ps in seeds)]
+    def gradient_norms(self) -> Tensor:
+        """[1 + seeds]: the host's gradient norm, then that of each seed, in the order of the slots."""
+        owners = [self.model.host.parameters(), *(self.model.seed_parameters(slot) for slot in self._seeded)]
+        return torch.stack([_norm(list(parameters), self.model.device) for parameters in owners])
+
+    def read_training(self, numbers: Sequence[float], incubating: Sequence[Slot]) -> TrainReport:
+        """From losses summed over the epoch [1 + incubating], gradient norms [1 + seeds], and whether all is finite."""
+        seeded = self._seeded
+        losses = [total / self.feed.updates_per_epoch for total in numbers[: 1 + len(incubating)]]
+        host, *seeds, finite = numbers[len(losses) :]
+        sizes = [sum(parameter.numel() for parameter in slot.trained) for slot in seeded]
+        return TrainReport(
+            loss=losses[0],
+            host_gradient=host,
+            seed_gradients={s.index: g / max(1, n) ** 0.5 for s, g, n in zip(seeded, seeds, sizes, strict=True)},
+            shadow_losses={slot.index: loss for slot, loss in zip(incubating, losses[1:], strict=True)},
+            finite=finite == 1.0,
         )
 
-    def _train_report(self, losses: Tensor, norms: Tensor, incubating: list[Slot]) -> Pending[TrainReport]:
-        seeded = [slot.index for slot in self.model.slots if slot.seed is not None]
-
-        def read(numbers: list[float]) -> TrainReport:
-            *gradients, finite = numbers[len(losses) :]
-            return TrainReport(
-                loss=numbers[0],
-                host_gradient=gradients[0],
-                seed_gradients={i: gradients[1 + i] for i in seeded},
-                shadow_losses={slot.index: numbers[1 + i] for i, slot in enumerate(incubating)},
-                finite=finite == 1.0,
-            )
-
-        return Pending(torch.cat([losses, norms, _all_finite(self.model)]), read)
-
-    def _measured_slots(self) -> list[Slot]:
+    @property
+    def measured_slots(self) -> list[Slot]:
+        """Slots whose seed an evaluation measures."""
         return [slot for slot in self.model.live if slot.life.stage is not Stage.GERMINATED]
+
+    # -- internals ----------------------------------------------------------------------------------------------
+
+    @property
+    def _seeded(self) -> list[Slot]:
+        return [slot for slot in self.model.slots if slot.seed is not None]
 
     def _drop_pruned(self, transitions: list[Transition]) -> None:
         for transition in transitions:
@@ -196,29 +212,33 @@ class Learner:
             raise IndexError(f"there is no slot {index}: this model has {len(self.model.slots)}")
         return self.model.slots[index]
 
+    def arithmetic(self) -> AbstractContextManager[None]:
+        """Within, the device calculates as precisely as this learner wants."""
+        return arithmetic(self.precision, self.model.device)
+
     @contextmanager
-    def _own_rng(self) -> Iterator[None]:
-        """Dropout and the like draw from this learner's own sequence."""
+    def own_rng(self) -> Iterator[None]:
+        """Dropout and the like draw from this learner's own sequence; on a GPU all learners share the device's."""
         with preserved_rng(torch.device("cpu")):
             torch.set_rng_state(self._rng_state)
             yield
             self._rng_state = torch.get_rng_state()
 
 
-def _norm(parameters: list[Tensor]) -> Tensor:
+def _norm(parameters: list[Tensor], device: torch.device) -> Tensor:
     found = [parameter.grad for parameter in parameters if parameter.grad is not None]
     gradients = [g.coalesce().values() if g.is_sparse else g for g in found]  # sparse: an embedding may ask for it
     if not gradients:
-        return torch.zeros((), device=parameters[0].device)
+        return torch.zeros((), device=device)
     norm: Tensor = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(gradients)))
     return norm
 
 
-def _all_finite(model: GrowingModel) -> Tensor:
+def all_finite(model: GrowingModel) -> Tensor:
     """[1]: 1 when every weight is finite and no buffer is NaN. It travels with the other numbers: no transfer more."""
     parameters = [t.detach() for t in model.parameters() if t.is_floating_point() and t.numel() > 0]
     buffers = [t.detach() for t in model.buffers() if t.is_floating_point() and t.numel() > 0]
-    largest = torch._foreach_norm([*parameters, *buffers], math.inf)
+    largest = torch.stack([t.float() for t in torch._foreach_norm([*parameters, *buffers], math.inf)])
     # Buffers may hold infinities on purpose, such as attention masks.
-    good = [t.isfinite() for t in largest[: len(parameters)]] + [~t.isnan() for t in largest[len(parameters) :]]
-    return torch.stack(good).all().float().unsqueeze(0)
+    good = largest[: len(parameters)].isfinite().all() & ~largest[len(parameters) :].isnan().any()
+    return good.float().unsqueeze(0)

@@ -6,8 +6,10 @@ changed slot only. Results stay on the device until `gather` fetches those of al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Generic, TypeVar
 
 import torch
@@ -67,26 +69,34 @@ def evaluate(
     model: GrowingModel, batches: Iterable[Batch], loss: Loss, score: Score, *, contrasts: Sequence[Slot] = ()
 ) -> Pending[Evaluation]:
     """Measure the network, and the slots in `contrasts`: incubating ones by shadow, others by leaving them out."""
-    changes = {slot: Mode.SHADOW if slot.life.alpha == 0.0 else Mode.OFF for slot in contrasts}
-    variants: list[Variant] = [{slot: mode} for slot, mode in changes.items()]
+    asked = Contrasts(contrasts)
+    total, count = summed(model, batches, loss, score, asked.variants, asked.numbers)
+    return Pending(total, partial(asked.read, count=count))
 
-    def numbers_of(losses: Tensor, scores: Tensor) -> Tensor:
+
+class Contrasts:
+    """The network against the network with one slot changed, for each of some slots."""
+
+    def __init__(self, slots: Sequence[Slot]) -> None:
+        self._changes = {slot: Mode.SHADOW if slot.life.alpha == 0.0 else Mode.OFF for slot in slots}
+        self.variants: list[Variant] = [{slot: mode} for slot, mode in self._changes.items()]
+        self.size = 2 + 3 * len(slots)
+        """How many numbers an evaluation is made of."""
+
+    def numbers(self, losses: Tensor, scores: Tensor) -> Tensor:
         differences = scores[1:] - scores[0]
         return torch.cat([losses, scores[:1].sum(1), differences.sum(1), differences.square().sum(1)])
 
-    total, count = summed(model, batches, loss, score, variants, numbers_of)
-
-    def read(numbers: list[float]) -> Evaluation:
-        means, n = [number / count for number in numbers], len(changes)
+    def read(self, numbers: list[float], count: int) -> Evaluation:
+        """Numbers summed over `count` examples."""
+        means, n = [number / count for number in numbers], len(self._changes)
         losses, (accuracy, *differences) = means[: 1 + n], means[1 + n : 2 + 2 * n]
         found: dict[Mode, dict[int, Contrast]] = {Mode.OFF: {}, Mode.SHADOW: {}}
-        for i, (slot, mode) in enumerate(changes.items()):
+        for i, (slot, mode) in enumerate(self._changes.items()):
             sign = 1.0 if mode is Mode.SHADOW else -1.0  # a contrast is always "with the seed minus without"
             error = standard_error(differences[i], means[2 + 2 * n + i], count)
             found[mode][slot.index] = Contrast(sign * differences[i], sign * (losses[0] - losses[1 + i]), error)
         return Evaluation(losses[0], accuracy, found[Mode.OFF], found[Mode.SHADOW])
-
-    return Pending(total, read)
 
 
 def summed(
@@ -104,26 +114,41 @@ def summed(
     """
     total: Tensor | None = None
     count = 0
+    with measuring(model):
+        for batch in batches:
+            numbers = numbers_of(*measure_batch(model, batch, loss, score, variants))
+            total = numbers if total is None else total + numbers
+            count += len(batch[1])
+    if total is None:
+        raise ValueError("there are no examples to evaluate on")
+    return total, count
+
+
+@contextmanager
+def measuring(model: GrowingModel) -> Iterator[None]:
+    """Within, the model is in evaluation mode, keeps no gradients, and a pass can be followed by replays."""
     training = model.training
     model.eval()
     try:
         # Not inference_mode: replays rely on version counters, which its tensors lack.
         with torch.no_grad(), model.recording():
-            for inputs, targets in batches:
-                args, kwargs = arguments(inputs)
-                losses, scores = [], []
-                for changes in ({}, *variants):
-                    outputs = model.replay(changes, *args, **kwargs) if changes else model(*args, **kwargs)
-                    losses.append(loss(outputs, targets).double() * len(targets))
-                    scores.append(_scores(score, outputs, targets))
-                numbers = numbers_of(torch.stack(losses), torch.stack(scores))
-                total = numbers if total is None else total + numbers
-                count += len(targets)
+            yield
     finally:
         model.train(training)
-    if total is None:
-        raise ValueError("there are no examples to evaluate on")
-    return total, count
+
+
+def measure_batch(
+    model: GrowingModel, batch: Batch, loss: Loss, score: Score, variants: Sequence[Variant]
+) -> tuple[Tensor, Tensor]:
+    """Losses summed over the batch [1 + variants] and scores [1 + variants, batch], in double precision."""
+    inputs, targets = batch
+    args, kwargs = arguments(inputs)
+    losses, scores = [], []
+    for changes in ({}, *variants):
+        outputs = model.replay(changes, *args, **kwargs) if changes else model(*args, **kwargs)
+        losses.append(loss(outputs, targets).double() * len(targets))
+        scores.append(_scores(score, outputs, targets))
+    return torch.stack(losses), torch.stack(scores)
 
 
 def standard_error(mean: float, mean_square: float, count: int) -> float:

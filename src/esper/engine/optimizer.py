@@ -3,14 +3,18 @@
 A seed's parameters join as a group of their own, with their own learning rate and warm-up; a pruned seed's group leaves
 with its state; every other parameter keeps its state object, untouched. Learning-rate schedulers hold per-group lists
 beside the optimizer, and those are kept in step.
+
+An engine that replays updates needs the learning rates of many updates at once (`plan`) and an update whose rates are
+read from tensors (`step_with`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
@@ -40,6 +44,7 @@ class GrowingOptimizer:
         *,
         seed_rate: float = 1.0,
         warmup_updates: int = 25,
+        decay: Callable[[int], float] | None = None,
     ) -> None:
         for scheduler in schedulers:
             if isinstance(scheduler, ReduceLROnPlateau):
@@ -50,6 +55,9 @@ class GrowingOptimizer:
         """Learning rate of a seed, as a multiple of the host's."""
         self.warmup_updates = warmup_updates
         """Updates over which a new seed's learning rate rises to its full value."""
+        self.decay = decay
+        """The share of its rate with which every group makes update number 0, 1, …: a schedule that costs nothing."""
+        self.updates = 0
 
     def add(self, slot: int, parameters: Iterable[Tensor]) -> None:
         """Take a seed's parameters in, as the group of `slot`."""
@@ -83,23 +91,53 @@ class GrowingOptimizer:
         self.optimizer.zero_grad(set_to_none=True)
 
     def step(self) -> None:
-        with self._warmup():
+        """One update with the gradients as they are."""
+        with self._rates(self._next_rates()):
             self.optimizer.step()
         for scheduler in self.schedulers:
             scheduler.step()
 
+    def plan(self, updates: int) -> list[list[float]]:
+        """The rate of every group in each of the next updates, which from here on count as made."""
+        rates = []
+        for _ in range(updates):
+            rates.append(self._next_rates())
+            for scheduler in self.schedulers:
+                scheduler.step()
+        return rates
+
+    def step_with(self, rates: Sequence[Tensor]) -> None:
+        """One update that `plan` has counted, with rates from tensors, so that a CUDA graph can be told new ones."""
+        groups = self.optimizer.param_groups
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        with self._rates(rates):
+            for group in groups:  # torch asks for the flag during a capture, and warns of it otherwise
+                group["capturable"] = capturing
+            self.optimizer.step()
+
+    def _next_rates(self) -> list[float]:
+        share = 1.0 if self.decay is None else self.decay(self.updates)
+        self.updates += 1
+        rates = []
+        for group in self.optimizer.param_groups:
+            rate = group["lr"] * share
+            if group.get("updates", self.warmup_updates) < self.warmup_updates:  # a young seed
+                group["updates"] += 1
+                rate = rate * group["updates"] / self.warmup_updates
+            rates.append(rate)
+        return rates
+
     @contextmanager
-    def _warmup(self) -> Iterator[None]:
-        """Young groups step with a reduced rate. Their own `lr` is restored: chained schedulers compute from it."""
-        young = [g for g in self.optimizer.param_groups if g.get("updates", self.warmup_updates) < self.warmup_updates]
-        rates = [group["lr"] for group in young]
-        for group in young:
-            group["updates"] += 1
-            group["lr"] = group["lr"] * group["updates"] / self.warmup_updates
+    def _rates(self, rates: Sequence[float] | Sequence[Tensor]) -> Iterator[None]:
+        """Step with these. Each group's own `lr` is restored: schedulers compute from it."""
+        groups = self.optimizer.param_groups
+        own = [group["lr"] for group in groups]
+        for group, rate in zip(groups, rates, strict=True):
+            group["lr"] = rate
         try:
             yield
         finally:
-            for group, rate in zip(young, rates, strict=True):
+            for group, rate in zip(groups, own, strict=True):
                 group["lr"] = rate
 
 

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import torch
-from torch.optim.lr_scheduler import LambdaLR
 
 from esper.engine.learner import Learner
 from esper.engine.optimizer import GrowingOptimizer
+from esper.engine.precision import Precision
+from esper.engine.regions import compile_regions
 from esper.growth.attach import attach
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules
+from esper.tasks.data import Split, channels_last
 from esper.tasks.feed import TensorFeed
 from esper.tasks.registry import Task
 
@@ -25,25 +27,36 @@ def task_learner(
     budget: int | None = None,
     max_seeds: int | None = None,
     rules: Rules | None = None,
+    precision: Precision = Precision.FP32,
+    compiled: bool = False,
 ) -> Learner:
     """A fresh host of the task, ready to train and grow for `epochs`."""
     with preserved_rng(torch.device("cpu")):
         torch.default_generator.manual_seed(seed)
         host = task.make_host().to(task.splits.train.x.device)
+    train, val = task.splits.train, task.splits.val
+    if precision is Precision.BF16 and train.x.is_cuda and train.x.dim() == 4:
+        host.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        train, val = Split(channels_last(train.x), train.y), Split(channels_last(val.x), val.y)
     growing = attach(
         host, task.slots, task.splits.train.x[:2], rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed
     )
+    if compiled:
+        compile_regions(growing)
     # Fused: one call for all parameters, on CPU too. Per-parameter calls cost more than the arithmetic in small hosts.
     adam = torch.optim.AdamW(host.parameters(), lr=task.learning_rate, weight_decay=task.weight_decay, fused=True)
     feed = TensorFeed(
-        task.splits.train,
-        task.splits.val,
+        train,
+        val,
         batch_size=task.batch_size,
         updates_per_epoch=task.updates_per_epoch,
         augment=task.augment,
         seed=seed,
     )
     updates = epochs * task.updates_per_epoch
-    falling = LambdaLR(adam, lambda update: min(1.0, (updates - update) / (DECAY * updates)))
-    optimizer = GrowingOptimizer(adam, [falling], warmup_updates=task.updates_per_epoch)
-    return Learner(growing, optimizer, feed, task.loss, task.score, seed=seed, epochs=epochs)
+    optimizer = GrowingOptimizer(
+        adam,
+        warmup_updates=task.updates_per_epoch,
+        decay=lambda update: min(1.0, (updates - update) / (DECAY * updates)),
+    )
+    return Learner(growing, optimizer, feed, task.loss, task.score, seed=seed, epochs=epochs, precision=precision)

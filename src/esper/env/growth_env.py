@@ -19,8 +19,10 @@ from torch import Tensor
 from esper.actions import WAIT, Action
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.governor import Governor
+from esper.engine.graphs import GraphCache, GraphEngine
 from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, evaluate, gather
+from esper.engine.precision import Precision
 from esper.engine.prepare import task_learner
 from esper.env.observation import decode, encode
 from esper.env.reward.config import RewardConfig
@@ -83,7 +85,14 @@ class GrowthEnv:
         held_out: bool = False,
         slots: int | None = None,
         device: torch.device | str = "cpu",
+        graphs: bool | None = None,
+        precision: Precision = Precision.FP32,
+        compiled: bool = False,
     ) -> None:
+        """On a GPU epochs are CUDA graphs (`graphs`), and "cuda" without a number spreads networks over all GPUs.
+
+        `compiled` compiles hosts by regions, and seeds: worth it for large hosts in long runs.
+        """
         if size < 1:
             raise ValueError(f"an environment needs at least one network, not {size}")
         self.family = family
@@ -94,6 +103,10 @@ class GrowthEnv:
         self.slots = slots
         """Slots that observations are padded to; None is the most that any network of the batch has."""
         self.device = torch.device(device)
+        self.precision, self.compiled = precision, compiled
+        self._devices = _spread(self.device)
+        on_gpu = self.device.type == "cuda"
+        self._cache = GraphCache() if (on_gpu if graphs is None else graphs) else None
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Wall time by phase, since construction."""
         self._episodes: list[_Episode] = []
@@ -106,11 +119,11 @@ class GrowthEnv:
         if len(numbers) != self.size:
             raise ValueError(f"this environment has {self.size} networks; reset was given {len(numbers)} numbers")
         with self._phase("reset"):
-            self._episodes = [self._begin(number) for number in numbers]
-            learners = [episode.learner for episode in self._episodes]
-            untrained = gather([learner.evaluate() for learner in learners])  # what chance looks like
-            governors = [Governor(learner, chance=c) for learner, c in zip(learners, untrained, strict=True)]
-            self._engine = EagerEngine(learners, governors)
+            if self._cache is not None:
+                self._cache.release()
+            places = [self._devices[row % len(self._devices)] for row in range(self.size)]
+            self._episodes = [self._begin(*chosen) for chosen in zip(numbers, places, strict=True)]
+            self._engine = self._make_engine([episode.learner for episode in self._episodes])
         return self._view()
 
     def step(self, actions: Tensor | Sequence[Action]) -> EnvStep:
@@ -148,6 +161,11 @@ class GrowthEnv:
         return [episode.learner for episode in self._episodes]
 
     @property
+    def captures(self) -> int:
+        """CUDA graphs of whole epochs that were captured so far; all others were found in the cache."""
+        return 0 if self._cache is None else self._cache.captures
+
+    @property
     def over(self) -> bool:
         return all(episode.over for episode in self._episodes)
 
@@ -162,12 +180,30 @@ class GrowthEnv:
 
     # -- internals -----------------------------------------------------------------------------------------------------
 
-    def _begin(self, number: int) -> _Episode:
+    def _make_engine(self, learners: list[Learner]) -> EagerEngine:
+        unwatched = [None] * len(learners)
+        engine = (
+            EagerEngine(learners, unwatched)
+            if self._cache is None
+            else GraphEngine(learners, unwatched, cache=self._cache)
+        )
+        untrained = engine.measure(learners)  # what chance looks like
+        engine.governors = [Governor(learner, chance=c) for learner, c in zip(learners, untrained, strict=True)]
+        return engine
+
+    def _begin(self, number: int, device: torch.device) -> _Episode:
         draw = self.family.draw(number, held_out=self.held_out)
-        task = draw.task.to(self.device)
+        task = draw.task.to(device)
         draw = replace(draw, task=task)
         learner = task_learner(
-            task, draw.seed, draw.horizon, budget=draw.budget, max_seeds=draw.max_seeds, rules=self.rules
+            task,
+            draw.seed,
+            draw.horizon,
+            budget=draw.budget,
+            max_seeds=draw.max_seeds,
+            rules=self.rules,
+            precision=self.precision,
+            compiled=self.compiled,
         )
         reward = RewardModel(self.reward)
         reward.reset(learner.model.host_parameters, LossScale.for_classes(len(task.labels)))
@@ -206,3 +242,10 @@ class GrowthEnv:
         started = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - started
+
+
+def _spread(device: torch.device) -> list[torch.device]:
+    """The devices that networks live on, in turn."""
+    if str(device) == "cuda":
+        return [torch.device("cuda", i) for i in range(torch.cuda.device_count())]
+    return [device]

@@ -150,7 +150,7 @@ def encode(
     overall = np.zeros((n, len(OVERALL_FIELDS)), np.float32)
     features = np.zeros((n, width, len(SLOT_FIELDS)), np.float32)
     planted = np.zeros((n, width), np.int64)
-    costs = np.full((n, width, b), NOT_MEASURED, np.float32)
+    costs = np.full((n, width, b), np.nan)
     present = np.zeros((n, width), bool)
     growable = np.zeros((n, width, b), bool)
     slot_mask = np.zeros((n, len(Op), width), bool)
@@ -161,10 +161,12 @@ def encode(
             features[i, j] = [field(s, v) for field in SLOT_FIELDS.values()]
             planted[i, j] = 0 if v.blueprint is None else number[v.blueprint] + 1
             present[i, j] = True
-            for name, cost in v.costs.items():
-                costs[i, j, number[name]] = squash(cost / s.host_parameters, 20.0)
+            costs[i, j, [number[name] for name in v.costs]] = list(v.costs.values())
             growable[i, j, [number[name] for name in v.growable]] = True
             slot_mask[i, :, j] = [v.allows(op) for op in Op]
+    costs /= np.array([s.host_parameters for s in situations])[:, None, None]
+    squashed = np.minimum(1.0, np.log1p(costs) / math.log1p(20.0))  # `squash`, all at once
+    costs = np.where(np.isnan(costs), NOT_MEASURED, squashed).astype(np.float32)
     if finished is not None:
         slot_mask[np.asarray(finished)] = False
         growable[np.asarray(finished)] = False

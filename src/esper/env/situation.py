@@ -109,7 +109,6 @@ def observe(learner: Learner, horizon: int, history: Sequence[EpochRecord]) -> S
 
 def _view(learner: Learner, slot: Slot) -> SlotView:
     model, life = learner.model, slot.life
-    costs = {candidate.name: model.cost(slot, candidate.name) for candidate in model.candidates(slot)}
     return SlotView(
         index=slot.index,
         path=slot.path,
@@ -124,13 +123,13 @@ def _view(learner: Learner, slot: Slot) -> SlotView:
         dwell=life.dwell,
         retiring=life.retiring,
         seeds_before=sum(transition.target is Stage.PRUNED for transition in life.history),
-        parameters=sum(parameter.numel() for parameter in model.seed_parameters(slot)),
+        parameters=0 if slot.seed is None else slot.seed.size,
         gradient=life.gradient,
         shadow_benefit=life.shadow_benefit,
         contribution=life.contribution,
         staleness=life.age - life.measured_age,
-        costs=costs,
-        growable=frozenset(name for name in costs if not model.why_not_grow(slot, name)),
+        costs=model.costs(slot),
+        growable=model.growable(slot),
         prunable=life.prunable,
         fossilizable=life.fossilizable,
     )

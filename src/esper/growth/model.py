@@ -6,8 +6,9 @@ seeds that incubate), measuring (`forward` and `replay` while `recording`), `end
 
 from __future__ import annotations
 
+import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints import Blueprint, SlotShape, fitting
+from esper.growth.blueprints import Blueprint, SlotShape, blueprint_names, fitting
 from esper.growth.replay import Recorder
 from esper.growth.seed import Seed, parameter_count
 from esper.growth.slot import Mode, Slot, preserved_buffers, preserved_rng
@@ -52,9 +53,12 @@ class GrowingModel(nn.Module):
         """Most seeds at a time, fossilized ones counted; None is no limit."""
         self.rng_seed = rng_seed
         self.seeds_born = 0
-        self.host_parameters = _count(host)
+        self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         if budget is not None and budget < self.host_parameters:
             raise ValueError(f"the budget of {budget:,} parameters is smaller than the host, {self.host_parameters:,}")
+        self.on_planting: Callable[[Seed], None] | None = None
+        """Called with every new seed before it joins the host."""
+        self._costs: dict[tuple[int, tuple[str, ...]], dict[str, int]] = {}
         self._recorder = Recorder(host, (slot.module for slot in self.slots), calls)
 
     # -- the forward pass and its variants ----------------------------------------------------------------------
@@ -120,6 +124,10 @@ class GrowingModel(nn.Module):
             seed = Seed(blueprint, slot.shape, blend)
         like = next(chain(slot.module.parameters(), self.host.parameters()))  # parts may differ in precision
         seed.to(device=like.device, dtype=like.dtype).train(self.training)
+        if any(p.dim() == 4 and not p.is_contiguous() for p in self.host.parameters()):  # a host in channels-last order
+            seed.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        if self.on_planting is not None:
+            self.on_planting(seed)
         slot.plant(seed, self.host)
         self.seeds[str(slot.index)] = seed
         return [slot.life.germinate(epoch, self.seeds_born, blueprint, blend, reason)]
@@ -140,6 +148,21 @@ class GrowingModel(nn.Module):
     def cost(self, slot: Slot, blueprint: str) -> int:
         """Parameters that the budget must have room for: the seed with a gate, so that every blend is affordable."""
         return parameter_count(blueprint, slot.shape, "gated")
+
+    def growable(self, slot: Slot) -> frozenset[str]:
+        """The blueprints that may germinate here now: those for which `why_not_grow` finds nothing."""
+        full = self.max_seeds is not None and len(self.seeds) >= self.max_seeds
+        if slot.life.stage is not Stage.DORMANT or full:
+            return frozenset()
+        room = math.inf if self.budget is None else self.budget - self.parameter_count
+        return frozenset(name for name, cost in self.costs(slot).items() if cost <= room)
+
+    def costs(self, slot: Slot) -> dict[str, int]:
+        """What each candidate costs. Asked after every epoch, so the answer is kept."""
+        key = (slot.index, blueprint_names())
+        if key not in self._costs:
+            self._costs[key] = {candidate.name: self.cost(slot, candidate.name) for candidate in self.candidates(slot)}
+        return self._costs[key]
 
     def candidates(self, slot: Slot) -> list[Blueprint]:
         """The blueprints that fit the slot and that the user allows, whatever they cost."""
@@ -178,14 +201,24 @@ class GrowingModel(nn.Module):
         return next(self.host.parameters()).device
 
     @property
+    def regions(self) -> list[nn.Module]:
+        """The parts of the host that have parameters and no slot inside, as large as can be."""
+        slots = {slot.module for slot in self.slots}
+        return [
+            tap
+            for tap in self._recorder.taps
+            if next(tap.parameters(), None) is not None and not any(m in slots for m in tap.modules() if m is not tap)
+        ]
+
+    @property
     def parameter_count(self) -> int:
         """All parameters of host and seeds, tied ones counted once."""
-        return self.host_parameters + sum(_count(seed) for seed in self.seeds.values())
+        return self.host_parameters + sum(slot.seed.size for slot in self.slots if slot.seed is not None)
 
     @property
     def acting_parameters(self) -> int:
         """Parameters of the host and of the seeds that take part in the output: what a person would take home."""
-        return self.host_parameters + sum(_count(slot.seed) for slot in self.joined if slot.seed is not None)
+        return self.host_parameters + sum(slot.seed.size for slot in self.joined if slot.seed is not None)
 
     @property
     def incubating(self) -> list[Slot]:
@@ -202,9 +235,5 @@ class GrowingModel(nn.Module):
         return [slot for slot in self.slots if slot.seed is not None and slot.life.alpha > 0.0]
 
     def seed_parameters(self, slot: Slot) -> list[Tensor]:
-        """What the optimizer must train; a blueprint may hold constants as well."""
-        return [] if slot.seed is None else [p for p in slot.seed.parameters() if p.requires_grad]
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+        """What the optimizer must train."""
+        return slot.trained

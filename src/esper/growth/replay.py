@@ -48,7 +48,7 @@ class Recorder:
     """Notes the outputs of a host's taps, in the order in which they finish."""
 
     def __init__(self, host: nn.Module, slot_modules: Iterable[nn.Module], calls: Counter[nn.Module]) -> None:
-        self._taps = find_taps(host, set(slot_modules), calls)
+        self.taps = find_taps(host, set(slot_modules), calls)
         self._outputs: dict[nn.Module, Recorded | None] = {}
         self._handles: list[RemovableHandle] = []
         self._replaying = False
@@ -60,7 +60,7 @@ class Recorder:
             raise RuntimeError("the host is being recorded already")
         try:
             # Before any hook of a slot: a slot's record is what its module gave, not what its seed made of it.
-            self._handles = [tap.register_forward_hook(self._note, prepend=True) for tap in self._taps]
+            self._handles = [tap.register_forward_hook(self._note, prepend=True) for tap in self.taps]
             yield
         finally:
             for handle in self._handles:

@@ -26,6 +26,8 @@ class Seed(nn.Module):
         self.blend = blend
         body = get_blueprint(blueprint, shape.layout).build(shape)
         self.body = Gated(body, shape.channels, shape.layout) if blend == "gated" else body
+        self.size = sum(parameter.numel() for parameter in self.parameters())
+        """Parameters, constants included."""
 
     def forward(self, h: Tensor) -> Tensor:
         out: Tensor = self.body(h)
@@ -40,5 +42,4 @@ def parameter_count(name: str, shape: SlotShape, blend: str = "linear") -> int:
     """The exact size of such a seed, constants included, without building it: no memory, no random numbers."""
     # A blueprint of a user's may draw on the CPU whatever the default device is; the fork keeps even that from showing.
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        seed = Seed(name, shape, blend)
-    return sum(parameter.numel() for parameter in seed.parameters())
+        return Seed(name, shape, blend).size

@@ -44,7 +44,10 @@ class Slot:
         self.shape = shape
         self.life = SlotLife(path, rules)
         self.seed: Seed | None = None
+        self.trained: list[Tensor] = []
+        """What an optimizer must train of the seed; a blueprint may hold constants as well."""
         self.alpha = torch.zeros(())  # a tensor, so that neither a CUDA graph nor a compiled region bakes it in
+        self._alpha_set = 0.0
         self.mode = Mode.LIVE
         self.keep_output = False
         self._repeat: Recorded | None = None
@@ -54,6 +57,7 @@ class Slot:
     def plant(self, seed: Seed, host: nn.Module) -> None:
         """Join a seed to the host. `host` lends the running statistics that the shadow pass starts from."""
         self.seed = seed
+        self.trained = [parameter for parameter in seed.parameters() if parameter.requires_grad]
         self._handle = self.module.register_forward_hook(self._hook)
         self._shadow_buffers = [
             (module, name, buffer.clone())
@@ -65,18 +69,25 @@ class Slot:
         if self._handle is not None:
             self._handle.remove()
         self.seed = self._handle = self._repeat = None
-        self._shadow_buffers = []
+        self.trained, self._shadow_buffers = [], []
 
     def end_incubation(self) -> None:
         """The seed is about to act on the host itself: its private statistics are no longer needed."""
         self._shadow_buffers = []
+
+    @property
+    def shadow_buffers(self) -> list[Tensor]:
+        """The incubating seed's own copy of the host's running statistics."""
+        return [buffer for _, _, buffer in self._shadow_buffers]
 
     def set_alpha(self) -> None:
         """Take over alpha from the slot's life."""
         device = self.alpha.device if self.seed is None else next(self.seed.parameters()).device
         if self.alpha.device != device:
             self.alpha = self.alpha.to(device)
-        self.alpha.fill_(self.life.alpha)
+        if self._alpha_set != self.life.alpha:  # a fill is a kernel launch on a GPU, and most epochs change nothing
+            self.alpha.fill_(self.life.alpha)
+            self._alpha_set = self.life.alpha
 
     def _hook(self, module: nn.Module, args: Any, output: Any) -> Any:
         seed, mode = self.seed, self.mode
@@ -143,6 +154,10 @@ def preserved_buffers(*roots: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def preserved_rng(device: torch.device) -> Iterator[None]:
-    """Random numbers drawn inside do not move the host's own sequence."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    """Random numbers drawn inside do not move the host's own sequence.
+
+    A GPU's generator cannot be read while a CUDA graph is captured; there it moves on.
+    """
+    forked = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
+    with torch.random.fork_rng(devices=[device] if forked else []):
         yield

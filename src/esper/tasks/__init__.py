@@ -2,7 +2,7 @@
 
 from esper.growth.standalone import portable_host
 from esper.tasks import cifar10, digits, mixed, mnist1d, stories, text  # noqa: F401  (they register themselves)
-from esper.tasks.data import Split, Splits, check_split, crop_and_flip
+from esper.tasks.data import Split, Splits, check_split, crop_and_flip, draw_crops
 from esper.tasks.hosts import Conv1dHost, Conv2dHost, GPTHost, MLPHost
 from esper.tasks.registry import Task, cross_entropy, load_task, percent_correct, task, task_names, task_options
 
@@ -13,6 +13,7 @@ __all__ = [
     "check_split",
     "crop_and_flip",
     "cross_entropy",
+    "draw_crops",
     "load_task",
     "percent_correct",
     "task",

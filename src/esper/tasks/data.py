@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,6 +11,29 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
+
+_COPIES: dict[tuple[int, torch.device | str], Tensor] = {}
+
+
+def moved(tensor: Tensor, device: torch.device | str) -> Tensor:
+    """The tensor on `device`; one copy for all who ask, while the original lives. Many networks share one data set."""
+    where = torch.device(device)
+    if tensor.device == where:
+        return tensor
+    return _copied(tensor, where, lambda: tensor.to(where))
+
+
+def channels_last(images: Tensor) -> Tensor:
+    """The images in the order in which a GPU convolves in half precision; one copy for all who ask."""
+    return _copied(images, "channels last", lambda: images.contiguous(memory_format=torch.channels_last))
+
+
+def _copied(tensor: Tensor, how: torch.device | str, copy: Callable[[], Tensor]) -> Tensor:
+    key = (id(tensor), how)
+    if key not in _COPIES:
+        _COPIES[key] = copy()
+        weakref.finalize(tensor, _COPIES.pop, key, None)
+    return _COPIES[key]
 
 
 @dataclass(frozen=True, slots=True, eq=False)  # eq: tensors do not compare to a bool
@@ -22,16 +47,7 @@ class Split:
         return len(self.x)
 
     def to(self, device: torch.device | str) -> Split:
-        return Split(self.x.to(device), self.y.to(device))
-
-    def batch(self, generator: torch.Generator, size: int) -> tuple[Tensor, Tensor]:
-        """`size` examples drawn with replacement, so that a stream's whole state is its generator's state.
-
-        The indices come from the generator's device: a CPU generator gives the same batches on every device.
-        """
-        index = torch.randint(len(self), (size,), generator=generator, device=generator.device)
-        index = index.to(self.x.device, non_blocking=True)
-        return self.x[index], self.y[index]
+        return Split(moved(self.x, device), moved(self.y, device))
 
 
 def check_split(split: Split, name: str) -> None:
@@ -72,15 +88,25 @@ class Splits:
         return Splits(self.train.to(device), self.val.to(device), self.test.to(device))
 
 
-def crop_and_flip(images: Tensor, generator: torch.Generator, padding: int = 4) -> Tensor:
-    """Shift each image by up to `padding` pixels (zeros, the mean colour, move in) and mirror every second one.
+CROP_PADDING = 4
+"""Pixels by which an image may be shifted in each direction."""
+
+
+def draw_crops(generator: torch.Generator, batch: int) -> Tensor:
+    """[batch, 3] for `crop_and_flip`: down, right, and whether to mirror. Equally likely each."""
+    shift = torch.randint(2 * CROP_PADDING + 1, (2, batch), generator=generator, device=generator.device)
+    flip = torch.randint(2, (batch,), generator=generator, device=generator.device)
+    return torch.stack([*shift, flip], 1)
+
+
+def crop_and_flip(images: Tensor, crops: Tensor) -> Tensor:
+    """Shift each image (zeros, the mean colour, move in) and mirror it, as `crops` says.
 
     One gather for the whole batch, on the device of the images.
     """
     batch, channels, height, width = images.shape
-    device, draws = images.device, generator.device
-    shift = torch.randint(2 * padding + 1, (2, batch), generator=generator, device=draws).to(device)
-    flip = torch.randint(2, (batch,), generator=generator, device=draws).to(device)
+    device, padding = images.device, CROP_PADDING
+    shift, flip = crops[:, :2].t(), crops[:, 2]
     rows = shift[0, :, None] + torch.arange(height, device=device)  # [batch, height]
     columns = torch.arange(width, device=device).expand(batch, width)
     columns = torch.where(flip[:, None] == 1, width - 1 - columns, columns) + shift[1, :, None]  # [batch, width]

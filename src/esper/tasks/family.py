@@ -7,13 +7,15 @@ hosts of built-in tasks, and the name of any task is a family in which only the 
 from __future__ import annotations
 
 import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import lru_cache
+from pathlib import Path
 from typing import Any, Protocol
 
 import numpy as np
 
-from esper.tasks.registry import Task, load_task, task_names, task_options
+from esper.tasks.registry import Task, check_options, load_task, task_names, task_options
 
 Fact = str | int | float
 
@@ -88,6 +90,7 @@ class TaskFamily:
         data_seeds: int | None = None,
         **options: Any,
     ) -> None:
+        check_options(name, options)
         self.name = name
         self.horizon, self.budget, self.max_seeds = horizon, budget, max_seeds
         # Data from files are read once: another split of them is no other problem, and they may be large.
@@ -152,6 +155,20 @@ class Natural:
 
 def family_names() -> tuple[str, ...]:
     return ("mixed", "natural", *task_names())
+
+
+def family_of(name: str, *, data_dir: str | Path | None = None, text_file: str | Path | None = None) -> BoundedFamily:
+    """The family of this name, with the files that a person named for it, if any."""
+    named = {"data_dir": data_dir, "text_file": text_file}
+    files = {option: str(path) for option, path in named.items() if path is not None}
+    if files and name not in task_names():
+        get_family(name)  # a name that nobody knows is the first thing to say
+        raise ValueError(f"the problems of {name!r} are generated and read no files: leave out {_spelled(files)}")
+    return get_family(name, **files)
+
+
+def _spelled(options: Iterable[str]) -> str:
+    return " and ".join(f"--{option.replace('_', '-')}" for option in options)
 
 
 def get_family(name: str, **options: Any) -> BoundedFamily:

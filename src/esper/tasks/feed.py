@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from typing import Any, Protocol
 
@@ -9,7 +10,7 @@ import torch
 from torch import Tensor
 
 from esper.growth.attach import arguments
-from esper.tasks.data import Split, check_split, crop_and_flip
+from esper.tasks.data import Split, check_split, crop_and_flip, draw_crops
 
 EVALUATION_CHUNK = 1024
 """Examples per evaluation pass; bounds the memory of replays."""
@@ -29,7 +30,11 @@ class Feed(Protocol):
 
 
 class TensorFeed:
-    """Tensors on the device, sampled by index from a generator of its own."""
+    """Tensors on the device, sampled by index from a generator of its own.
+
+    What to sample is drawn on the CPU (`plan`), so that every device sees the same minibatches; it is gathered on the
+    device (`gather`), so that many minibatches cost one small transfer.
+    """
 
     def __init__(
         self,
@@ -48,8 +53,31 @@ class TensorFeed:
         self.generator = torch.Generator().manual_seed(seed)
 
     def next_batch(self) -> Batch:
-        x, y = self.train.batch(self.generator, self.batch_size)
-        return (crop_and_flip(x, self.generator) if self.augment else x), y
+        return self.gather(self.plan(1).to(self.train.x.device, non_blocking=True))[0]
+
+    def plan(self, updates: int) -> Tensor:
+        """[updates, batch, 1 or 4]: for each example its index, and how to crop it if the feed augments.
+
+        Drawn with replacement, so that the stream's whole state is its generator's state.
+        """
+        return torch.stack([self._draw() for _ in range(updates)])
+
+    def gather(self, plan: Tensor, train: Split | None = None) -> list[tuple[Tensor, Tensor]]:
+        """The planned minibatches, on the device of the plan; `train` is a copy of the data elsewhere."""
+        x, y = (train or self.train).x, (train or self.train).y
+        rows = plan.flatten(0, 1)
+        index = rows[:, 0]
+        if x.dim() == 4 and x.is_contiguous(memory_format=torch.channels_last):  # and so shall the minibatches be
+            x = x.movedim(1, -1)[index].movedim(-1, 1)
+        else:
+            x = x[index]
+        x = crop_and_flip(x, rows[:, 1:]) if self.augment else x
+        size = plan.shape[1]
+        return list(zip(torch.split(x, size), torch.split(y[index], size), strict=True))
+
+    def _draw(self) -> Tensor:
+        index = torch.randint(len(self.train), (self.batch_size, 1), generator=self.generator)
+        return torch.cat([index, draw_crops(self.generator, self.batch_size)], 1) if self.augment else index
 
     def validation(self) -> Iterable[Batch]:
         return chunks(self.val)
@@ -90,8 +118,11 @@ class LoaderFeed:
 
 
 def chunks(split: Split, size: int = EVALUATION_CHUNK) -> Iterator[Batch]:
-    for start in range(0, len(split), size):
-        yield split.x[start : start + size], split.y[start : start + size]
+    """The examples in order, in parts of nearly the same length, so that few shapes occur."""
+    parts = math.ceil(len(split) / size)
+    for i in range(parts):
+        part = slice(i * len(split) // parts, (i + 1) * len(split) // parts)
+        yield split.x[part], split.y[part]
 
 
 def tensors_of(inputs: Any) -> list[Tensor]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -109,12 +109,17 @@ def load_task(
     function = _find(name)
     given = {"data_dir": data_dir, "text_file": text_file}
     options |= {key: value for key, value in given.items() if value is not None}
+    check_options(name, options)
+    return function(seed, **options).to(device)
+
+
+def check_options(name: str, options: Iterable[str]) -> None:
+    """Refuse an option that the task does not have."""
     known = task_options(name)
     for option in options:
         if option not in known:
             offer = f"its options are {', '.join(known)}" if known else "it has no options"
             raise ValueError(f"task {name!r} has no option {option!r}{_nearest(option, known)}; {offer}")
-    return function(seed, **options).to(device)
 
 
 def _find(name: str) -> Callable[..., Task]:

@@ -1,0 +1,226 @@
+"""One learner's epoch over fixed addresses, and a cache of such epochs.
+
+An epoch is: write down which examples to take and the learning rates, replay a block of updates as often as wanted,
+replay the evaluation. All numbers stay on the device; one tensor of results is read at the end.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Hashable
+from contextlib import nullcontext
+
+import torch
+from torch import Tensor
+
+from esper.engine.fingerprint import module_fingerprint
+from esper.engine.governor import pack
+from esper.engine.lanes import Lane, Replay
+from esper.engine.learner import Learner, TrainReport, all_finite
+from esper.engine.measure import Contrasts, Evaluation, measure_batch, measuring
+from esper.engine.static import Storage, ensure_state, is_copied, signature, tensor_feed, topology
+from esper.growth.slot import preserved_rng
+from esper.tasks.data import Split
+from esper.tasks.feed import chunks
+
+MOST_FREE = 1024
+"""Most captured epochs that wait for a learner; beyond that the one that has waited longest goes."""
+BLOCK = 4
+"""Most updates in one graph: fewer launches and fewer kernels beside the updates, but a longer capture."""
+
+
+class CapturedEpoch:
+    """The graphs of one topology, over tensors of their own; it serves one learner at a time."""
+
+    def __init__(self, learner: Learner, lane: Lane, key: Hashable, refused: Callable[[str], None]) -> None:
+        self.lane, self.signature = lane, key
+        self.learner = learner
+        self.topology: Hashable = None
+        self._storage = Storage(learner)
+        feed = tensor_feed(learner)
+        self._train, self._val = (_own(split) if is_copied(split) else split for split in (feed.train, feed.val))
+        self._block = max(b for b in range(1, BLOCK + 1) if feed.updates_per_epoch % b == 0)
+        blocks = feed.updates_per_epoch // self._block
+        groups, device = len(learner.optimizer.optimizer.param_groups), learner.model.device
+        # As the fused optimizers take them; on a CPU they round nothing.
+        rates = torch.float32 if device.type == "cuda" else torch.float64
+        per_example = 4 if feed.augment else 1
+        self.plan = torch.zeros(blocks, self._block, feed.batch_size, per_example, dtype=torch.int64, device=device)
+        self.rates = torch.zeros(blocks, self._block, groups, dtype=rates, device=device)
+        self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        parts = self._parts()
+        self._total = torch.zeros(parts[0], dtype=torch.float64, device=device)
+        self.results = torch.zeros(sum(parts), dtype=torch.float64, device=device)
+        self._losses, self._norms, self._finite, self._numbers = torch.split(self.results, parts)
+        self._packed = {dtype: torch.empty_like(flat) for dtype, flat in pack(learner.model).items()}
+        self._refused = refused
+        self._updates = Replay(lane, self._make_updates, self._give_up, self._replaced_tensors)
+        self._measure = Replay(lane, self._make_measurement, self._give_up)
+
+    def _parts(self) -> list[int]:
+        model = self.learner.model
+        return [1 + len(model.incubating), 1 + len(model.seeds), 1, Contrasts(self.learner.measured_slots).size]
+
+    # -- whose epoch it is ----------------------------------------------------------------------------------------
+
+    def bind(self, learner: Learner) -> None:
+        self.learner = learner
+        self._storage.bind(learner)
+        feed = tensor_feed(learner)
+        for own, split in ((self._train, feed.train), (self._val, feed.val)):
+            if own.x is not split.x:
+                own.x.copy_(split.x)
+                own.y.copy_(split.y)
+        learner.packed = self._packed
+        self.topology = topology(learner)
+
+    def let_go(self) -> None:
+        """The learner gets tensors of its own again."""
+        self.learner.packed = {}
+        self._storage.let_go()
+
+    def moved_on(self) -> None:
+        """The learner is bound elsewhere now."""
+        self._storage.forget()
+
+    # -- an epoch -------------------------------------------------------------------------------------------------
+
+    def run(self) -> None:
+        """All updates, by `plan` and `rates`, and an evaluation; the numbers are in `results`."""
+        for _ in range(len(self.plan)):
+            self._updates()
+        self._measure()
+
+    def measure(self) -> None:
+        """An evaluation alone."""
+        self._measure()
+
+    def read(self, numbers: list[float]) -> tuple[TrainReport, Evaluation]:
+        learner = self.learner
+        trained = len(numbers) - len(self._numbers)
+        report = learner.read_training(numbers[:trained], learner.model.incubating)
+        return report, self.read_evaluation(numbers)
+
+    def read_evaluation(self, numbers: list[float]) -> Evaluation:
+        return Contrasts(self.learner.measured_slots).read(numbers[-len(self._numbers) :], len(self._val))
+
+    # -- what is captured -----------------------------------------------------------------------------------------
+
+    def _make_updates(self) -> None:
+        """One block of updates: the next one."""
+        learner = self.learner
+        model, incubating = learner.model, learner.model.incubating
+        batches = tensor_feed(learner).gather(self._now(self.plan), self._train)
+        model.train()
+        losses = []
+        with learner.own_rng(), learner.arithmetic(), model.recording() if incubating else nullcontext():
+            for i, (batch, rates) in enumerate(zip(batches, self._now(self.rates), strict=True)):
+                losses.append(learner.gradients(batch, incubating))
+                if i + 1 == self._block:
+                    self._norms.copy_(learner.gradient_norms())
+                learner.optimizer.step_with(rates.unbind())
+        self._total.add_(torch.stack(losses).sum(0))
+        learner.optimizer.zero_grad()  # a gradient lives in the graph's memory, which others will use
+        self._position.add_(1)
+
+    def _make_measurement(self) -> None:
+        """What the epoch has shown; and all is ready for the next one."""
+        learner = self.learner
+        asked = Contrasts(learner.measured_slots)
+        with preserved_rng(learner.model.device), learner.arithmetic(), measuring(learner.model):
+            found = [
+                asked.numbers(*measure_batch(learner.model, batch, learner.loss, learner.score, asked.variants))
+                for batch in chunks(self._val)
+            ]
+        self._numbers.copy_(torch.stack(found).sum(0))
+        self._finite.copy_(all_finite(learner.model))
+        for dtype, flat in pack(learner.model).items():
+            self._packed[dtype].copy_(flat)
+        self._losses.copy_(self._total)
+        self._total.zero_()
+        self._position.zero_()
+
+    def _now(self, planned: Tensor) -> Tensor:
+        """The block that is next; without a kernel if there is only one."""
+        return planned[0] if len(planned) == 1 else planned.index_select(0, self._position)[0]
+
+    def _give_up(self, reason: str) -> None:
+        """What is true of the updates is true of the evaluation: both see the same tensors, or neither."""
+        self._updates.give_up()
+        self._measure.give_up()
+        self._refused(reason)
+
+    def _replaced_tensors(self) -> str:
+        held = self._storage.holds(self.learner)
+        return "" if held else "the host puts new tensors in the place of its buffers (write into them instead)"
+
+
+def _own(split: Split) -> Split:
+    return Split(torch.empty_like(split.x), torch.empty_like(split.y))
+
+
+class EpochCache:
+    """Captured epochs on one device: those in use, and those kept for the next learner that needs the same."""
+
+    def __init__(self, device: torch.device, lanes: int, refused: Callable[[str], None]) -> None:
+        self.device = device
+        self._refused = refused
+        self.lanes = [Lane(device) for _ in range(lanes)]
+        self.captures = 0
+        """Epochs that had to be built; all others were found here."""
+        self._hosts: dict[Learner, Hashable] = {}
+        self._in_use: dict[Learner, CapturedEpoch] = {}
+        self._free: dict[Hashable, list[CapturedEpoch]] = {}
+        """By signature; those that were used last come last."""
+
+    def epoch_of(self, learner: Learner) -> CapturedEpoch:
+        """The learner's epoch as it is now, with the learner bound to it."""
+        current = self._in_use.get(learner)
+        if current is not None and current.topology == topology(learner):
+            return current
+        ensure_state(learner.optimizer.optimizer)
+        if learner not in self._hosts:
+            self._hosts[learner] = module_fingerprint(learner.model.host)
+        key = signature(learner, self._hosts[learner])
+        if current is not None and current.signature == key:
+            current.bind(learner)  # the same computation, but some tensors are new: a rollback, or another seed
+            return current
+        epoch = self._take(key) or self._build(learner, key)
+        epoch.bind(learner)
+        epoch.lane.busy += 1
+        if current is not None:
+            current.moved_on()
+            self._put_back(current)
+        self._in_use[learner] = epoch
+        return epoch
+
+    @property
+    def in_use(self) -> int:
+        return len(self._in_use)
+
+    def release(self) -> None:
+        """All learners take their numbers away with them."""
+        for epoch in self._in_use.values():
+            epoch.let_go()
+            self._put_back(epoch)
+        self._in_use.clear()
+        self._hosts.clear()
+
+    def _take(self, key: Hashable) -> CapturedEpoch | None:
+        """A free one, on the lane with the least to do."""
+        kept = self._free.pop(key, None)
+        if not kept:
+            return None
+        best = min(kept, key=lambda epoch: epoch.lane.busy)
+        kept.remove(best)
+        self._free[key] = kept
+        return best
+
+    def _build(self, learner: Learner, key: Hashable) -> CapturedEpoch:
+        self.captures += 1
+        return CapturedEpoch(learner, min(self.lanes, key=lambda lane: lane.busy), key, self._refused)
+
+    def _put_back(self, epoch: CapturedEpoch) -> None:
+        epoch.lane.busy -= 1
+        self._free[epoch.signature] = [*self._free.pop(epoch.signature, ()), epoch]
+        if sum(map(len, self._free.values())) > MOST_FREE:
+            del self._free[next(iter(self._free))]

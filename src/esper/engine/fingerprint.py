@@ -1,0 +1,74 @@
+"""When do two networks compute the same thing, but for the numbers in their tensors?
+
+A captured CUDA graph may serve any network whose fingerprint equals that of the network it was captured from. So a
+fingerprint errs on the safe side: what cannot be compared by value is compared by identity, and then only the very same
+object matches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import fields, is_dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth.replay import Recorder
+from esper.growth.slot import Slot
+
+_OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+_BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
+
+
+class Same:
+    """Equal to another wrapper of the very same object, which it keeps alive so that no other can take its place."""
+
+    __slots__ = ("_object",)
+
+    def __init__(self, value: object) -> None:
+        self._object = value
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Same) and self._object is other._object
+
+    def __hash__(self) -> int:
+        return id(self._object)
+
+
+def module_fingerprint(module: nn.Module) -> Hashable:
+    """Structure, settings, and the layout of all tensors; not the numbers in them."""
+    return tuple((name, type(part), *_settings(part), *_tensors(part)) for name, part in module.named_modules())
+
+
+def value_fingerprint(value: Any) -> Hashable:
+    if isinstance(value, _BY_VALUE):
+        return (type(value), value)
+    if isinstance(value, tuple | list | frozenset | set):
+        items = [value_fingerprint(item) for item in value]
+        return (type(value), frozenset(items) if isinstance(value, set | frozenset) else tuple(items))
+    if isinstance(value, dict):
+        return (dict, tuple((value_fingerprint(k), value_fingerprint(v)) for k, v in value.items()))
+    if is_dataclass(value) and not isinstance(value, type):
+        return (type(value), tuple(value_fingerprint(getattr(value, field.name)) for field in fields(value)))
+    if isinstance(value, partial):
+        return (partial, Same(value.func), value_fingerprint(value.args), value_fingerprint(value.keywords))
+    return Same(value)
+
+
+def layout(tensor: Tensor) -> Hashable:
+    return (tensor.shape, tensor.stride(), tensor.dtype, tensor.device, tensor.requires_grad)
+
+
+def _settings(module: nn.Module) -> tuple[Hashable, ...]:
+    """What a module's owner set, and hooks. Hooks that slots put there follow from the slots, and are left out."""
+    own = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE and key != "forward"}
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    foreign = [hook for hook in hooks if not isinstance(getattr(hook, "__self__", None), Slot | Recorder)]
+    return tuple((key, value_fingerprint(own[key])) for key in sorted(own)), value_fingerprint(foreign)
+
+
+def _tensors(module: nn.Module) -> tuple[Hashable, ...]:
+    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    return tuple((name, layout(tensor)) for name, tensor in own)

@@ -1,0 +1,154 @@
+"""The graph engine: the epochs of many learners as CUDA graphs, side by side on a pool of streams.
+
+It gives the numbers of the eager engine. What Python does per update, and with it the time that a small network waits
+for Python, is paid once per topology and kept in a cache that outlives the learners.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from esper.engine.captured import CapturedEpoch, EpochCache
+from esper.engine.eager import EagerEngine
+from esper.engine.governor import Governor
+from esper.engine.learner import Learner, TrainReport
+from esper.engine.measure import Evaluation
+from esper.engine.static import tensor_feed, why_not_static
+
+LANES = 16
+"""Streams per device. More of them share the same few queues of the device."""
+
+log = logging.getLogger(__name__)
+
+
+class GraphCache:
+    """What graph engines keep from one set of learners to the next. One per process is enough."""
+
+    def __init__(self, lanes: int = LANES) -> None:
+        self._lanes = lanes
+        self._caches: dict[torch.device, EpochCache] = {}
+        self.refused: dict[str, int] = {}
+        """Why learners ran eagerly, and how many."""
+
+    def of(self, device: torch.device) -> EpochCache:
+        if device not in self._caches:
+            self._caches[device] = EpochCache(device, self._lanes, self.refuse)
+        return self._caches[device]
+
+    def release(self) -> None:
+        """The learners of the last engine are done: they keep their numbers, the cache keeps its graphs."""
+        for cache in self._caches.values():
+            cache.release()
+
+    @property
+    def in_use(self) -> int:
+        """Learners that are bound to captured epochs."""
+        return sum(cache.in_use for cache in self._caches.values())
+
+    @property
+    def captures(self) -> int:
+        return sum(cache.captures for cache in self._caches.values())
+
+    def refuse(self, reason: str) -> None:
+        if reason not in self.refused:
+            log.warning("a network trains without CUDA graphs, and slower: %s", reason)
+        self.refused[reason] = self.refused.get(reason, 0) + 1
+
+
+class GraphEngine(EagerEngine):
+    """Advances learners as the eager engine does. Those that cannot be captured run eagerly, and the log says why."""
+
+    def __init__(
+        self,
+        learners: Sequence[Learner],
+        governors: Sequence[Governor | None] | None = None,
+        *,
+        cache: GraphCache | None = None,
+    ) -> None:
+        super().__init__(learners, governors)
+        self.cache = cache or GraphCache()
+        self._eager: set[Learner] = set()
+        for learner in self.learners:
+            if reason := why_not_static(learner):
+                self.cache.refuse(reason)
+                self._eager.add(learner)
+
+    def run(self, learners: Sequence[Learner]) -> tuple[list[TrainReport], list[Evaluation]]:
+        """One epoch of all: one transfer to the device before, one from the device after it."""
+        try:
+            return self._run(learners)
+        except torch.cuda.OutOfMemoryError as error:
+            raise RuntimeError(_too_many(len(self.learners), self.cache.in_use)) from error
+
+    def _run(self, learners: Sequence[Learner]) -> tuple[list[TrainReport], list[Evaluation]]:
+        replayed, eager = self._sorted(learners)
+        epochs = [self._epoch_of(learner) for learner in replayed]
+        feeds = [tensor_feed(learner) for learner in replayed]
+        rates = [x.optimizer.plan(feed.updates_per_epoch) for x, feed in zip(replayed, feeds, strict=True)]
+        _upload([feed.plan(feed.updates_per_epoch) for feed in feeds], [epoch.plan for epoch in epochs])
+        _upload([torch.tensor(rows, dtype=torch.float64) for rows in rates], [epoch.rates for epoch in epochs])
+        numbers = _side_by_side(epochs, CapturedEpoch.run)
+        reports = {e.learner: e.read(row) for e, row in zip(epochs, numbers, strict=True)}
+        trained, measured = EagerEngine.run(self, eager) if eager else ([], [])
+        reports |= {learner: both for learner, *both in zip(eager, trained, measured, strict=True)}  # type: ignore[misc]
+        return [reports[learner][0] for learner in learners], [reports[learner][1] for learner in learners]
+
+    def measure(self, learners: Sequence[Learner]) -> list[Evaluation]:
+        replayed, eager = self._sorted(learners)
+        epochs = [self._epoch_of(learner) for learner in replayed]
+        numbers = _side_by_side(epochs, CapturedEpoch.measure)
+        found = {e.learner: e.read_evaluation(row) for e, row in zip(epochs, numbers, strict=True)}
+        found |= dict(zip(eager, super().measure(eager), strict=True))
+        return [found[learner] for learner in learners]
+
+    def _sorted(self, learners: Sequence[Learner]) -> tuple[list[Learner], list[Learner]]:
+        return [x for x in learners if x not in self._eager], [x for x in learners if x in self._eager]
+
+    def _epoch_of(self, learner: Learner) -> CapturedEpoch:
+        return self.cache.of(learner.model.device).epoch_of(learner)
+
+
+def _too_many(wanted: int, running: int) -> str:
+    """What to say when the device is full: how many networks would fit."""
+    used, total = torch.cuda.memory_reserved() / 2**30, torch.cuda.get_device_properties().total_memory / 2**30
+    fits = max(1, int(0.9 * running * total / max(used, 1e-9))) if running else 1
+    fits = min(fits, wanted - 1)
+    return (
+        f"{wanted} networks do not fit into {total:.0f} GiB of GPU memory ({used:.1f} GiB hold {running}): "
+        f"use at most about {max(1, fits)} environments, a smaller batch, or bf16"
+    )
+
+
+def _upload(parts: Sequence[Tensor], places: Sequence[Tensor]) -> None:
+    """Write each tensor from the CPU into its place, with one transfer per device."""
+    for device in {place.device for place in places}:
+        rows = [i for i, place in enumerate(places) if place.device == device]
+        flat = torch.cat([parts[i].flatten() for i in rows]).to(places[rows[0]].dtype)
+        if device.type == "cuda":
+            flat = flat.pin_memory().to(device, non_blocking=True)
+        pieces = torch.split(flat, [parts[i].numel() for i in rows])
+        targets = [places[i] for i in rows]
+        torch._foreach_copy_(targets, [piece.view(t.shape) for piece, t in zip(pieces, targets, strict=True)])
+
+
+def _side_by_side(epochs: Sequence[CapturedEpoch], work: Callable[[CapturedEpoch], None]) -> list[list[float]]:
+    """Launch all, wait once per device, and give each epoch's results."""
+    lanes = {epoch.lane for epoch in epochs}
+    for lane in lanes:
+        lane.fork()
+    for epoch in epochs:
+        with epoch.lane.running():
+            work(epoch)
+    for lane in lanes:
+        lane.join()
+    numbers: list[list[float]] = [[]] * len(epochs)
+    for device in {epoch.lane.device for epoch in epochs}:
+        rows = [i for i, epoch in enumerate(epochs) if epoch.lane.device == device]
+        results = [epochs[i].results for i in rows]
+        for i, row in zip(rows, torch.split(torch.cat(results).cpu(), [len(r) for r in results]), strict=True):
+            numbers[i] = row.tolist()
+    return numbers

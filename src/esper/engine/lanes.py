@@ -1,0 +1,108 @@
+"""Computations over fixed addresses, replayed as CUDA graphs on a pool of streams."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext, suppress
+
+import torch
+
+
+class CaptureError(RuntimeError):
+    """The work cannot be made a CUDA graph: it waits for the device, or does what a graph cannot repeat."""
+
+
+class Lane:
+    """A stream, and the memory that the graphs on it share: they never run at the same time.
+
+    On a CPU a lane is a plain loop: nothing is captured, and all work is called directly.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        on_gpu = device.type == "cuda"
+        self._stream = torch.cuda.Stream(device) if on_gpu else None  # type: ignore[no-untyped-call]
+        self._pool = torch.cuda.graph_pool_handle() if on_gpu else None
+        self.busy = 0
+        """Learners whose epochs run here."""
+
+    @contextmanager
+    def running(self) -> Iterator[None]:
+        with nullcontext() if self._stream is None else torch.cuda.stream(self._stream):
+            yield
+
+    def fork(self) -> None:
+        """What is launched here from now on comes after what the current stream has been given."""
+        if self._stream is not None:
+            self._stream.wait_stream(torch.cuda.current_stream(self.device))
+
+    def join(self) -> None:
+        """What the current stream is given from now on comes after what was launched here."""
+        if self._stream is not None:
+            torch.cuda.current_stream(self.device).wait_stream(self._stream)
+
+    def capture(self, work: Callable[[], None]) -> Callable[[], None]:
+        """`work` as a graph. It is not carried out; it must have been once, on this lane, so that all is warm."""
+        if self._stream is None:
+            return work
+        # torch.cuda.graph collects garbage and waits for the device each time, which costs more than the capture.
+        graph = torch.cuda.CUDAGraph()
+        collecting = gc.isenabled()
+        gc.disable()  # what a collection frees in the middle of a capture may not be freed then
+        try:
+            with torch.cuda.stream(self._stream):
+                graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+                try:
+                    work()
+                except BaseException:
+                    with suppress(RuntimeError):
+                        graph.capture_end()
+                    raise
+                graph.capture_end()
+        except RuntimeError as error:
+            if isinstance(error, torch.cuda.OutOfMemoryError):
+                raise
+            raise CaptureError(str(error).partition("\n")[0]) from error
+        finally:
+            if collecting:
+                gc.enable()
+        return graph.replay
+
+
+class Replay:
+    """Work that is done directly the first time, which warms everything up, and replayed from then on.
+
+    Work that turns out not to be replayable is done directly for good; `refused` is told why.
+    """
+
+    def __init__(
+        self,
+        lane: Lane,
+        work: Callable[[], None],
+        refused: Callable[[str], None],
+        why_not: Callable[[], str] = lambda: "",
+    ) -> None:
+        self._lane = lane
+        self._work = work
+        self._refused = refused
+        self._why_not = why_not
+        """Asked after the first time: a reason not to replay, if there is one."""
+        self._replay: Callable[[], None] | None = None
+
+    def __call__(self) -> None:
+        if self._replay is not None:
+            self._replay()
+            return
+        self._work()
+        try:
+            if reason := self._why_not():
+                raise CaptureError(reason)
+            self._replay = self._lane.capture(self._work)
+        except CaptureError as error:
+            self.give_up()
+            self._refused(str(error))
+
+    def give_up(self) -> None:
+        """From now on the work is done directly."""
+        self._replay = self._work

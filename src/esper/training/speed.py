@@ -1,0 +1,287 @@
+"""How fast is growing on this machine? Measured on generated images, eager against graphs in one run.
+
+Two questions: how many training images a second the engine makes of many bare hosts, and how many environment-steps a
+second a whole `GrowthEnv` makes with a live seed in every network.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import cache, partial
+from statistics import median
+
+import torch
+
+from esper.actions import WAIT, Action, Op
+from esper.engine.eager import EagerEngine
+from esper.engine.graphs import GraphEngine
+from esper.engine.precision import Precision
+from esper.engine.prepare import task_learner
+from esper.env.growth_env import GrowthEnv
+from esper.env.situation import Situation
+from esper.lifecycle import Stage
+from esper.tasks.data import Split, Splits
+from esper.tasks.family import Draw, Family, get_family
+from esper.tasks.hosts import Conv2dHost
+from esper.tasks.registry import Task
+
+CLASSES = 10
+SEED = "conv"
+"""What grows in every network."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A host, and what it does in an epoch."""
+
+    channels: tuple[int, ...] = (8, 16, 32)
+    size: int = 32
+    """Width and height of the images."""
+    batch: int = 128
+    updates: int = 4
+    validation: int = 128
+
+    def __str__(self) -> str:
+        host = "-".join(map(str, self.channels))
+        return f"{host} channels, {self.size}×{self.size} images, batch {self.batch}"
+
+
+UNIT = Work()
+"""One environment-step: four minibatches of 128 images and one for validation."""
+
+
+@cache
+def generated_images(work: Work) -> Task:
+    """Images whose class shows in their mean, and is hidden in noise: a host learns something, and growing pays."""
+    generator = torch.Generator().manual_seed(0)
+    patterns = torch.randn(CLASSES, 3, work.size, work.size, generator=generator)
+
+    def split(count: int) -> Split:
+        y = torch.randint(CLASSES, (count,), generator=generator)
+        return Split(0.15 * patterns[y] + torch.randn(count, 3, work.size, work.size, generator=generator), y)
+
+    make_host = partial(Conv2dHost, 3, list(work.channels), [3] * len(work.channels), CLASSES)
+    return Task(
+        name="images",
+        description="generated images",
+        splits=Splits(split(4096), split(work.validation), split(64)),
+        make_host=make_host,
+        slots=tuple(f"stages.{i}" for i in range(len(work.channels))),
+        labels=tuple(map(str, range(CLASSES))),
+        batch_size=work.batch,
+        updates_per_epoch=work.updates,
+        learning_rate=2e-3,
+    )
+
+
+class GeneratedFamily:
+    """The same work in every draw; only the seeds vary."""
+
+    name = "images"
+
+    def __init__(self, work: Work, horizon: int) -> None:
+        self.work, self.horizon = work, horizon
+        self.slots = len(work.channels)
+
+    def draw(self, number: int, *, held_out: bool = False) -> Draw:
+        return Draw(generated_images(self.work), number, self.horizon, None, None, {"kind": "images"})
+
+
+# -- images a second ---------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Images:
+    """Training speed of bare hosts: the median over epochs, and the range."""
+
+    work: str
+    hosts: int
+    engine: str
+    precision: str
+    per_second: float
+    slowest: float
+    fastest: float
+
+
+def measure_images(
+    work: Work,
+    hosts: int,
+    device: torch.device,
+    *,
+    graphs: bool,
+    precision: Precision = Precision.FP32,
+    compiled: bool = False,
+    epochs: int = 7,
+) -> Images:
+    task = generated_images(work).to(device)
+    learners = [task_learner(task, seed, 1000, precision=precision, compiled=compiled) for seed in range(hosts)]
+    unwatched = [None] * hosts
+    engine = GraphEngine(learners, unwatched) if graphs else EagerEngine(learners, unwatched)
+    engine.run(learners)  # captures, and warms up
+    engine.run(learners)
+    rates = []
+    for _ in range(epochs):
+        with Stopwatch(device) as seconds:
+            engine.run(learners)
+        rates.append(hosts * work.updates * work.batch / seconds[0])
+    return Images(str(work), hosts, _engine(graphs, compiled), precision, median(rates), min(rates), max(rates))
+
+
+# -- environment-steps a second ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Speed of a whole environment with a live seed in every network, over complete episodes."""
+
+    work: str
+    envs: int
+    engine: str
+    precision: str
+    per_second: float
+    """Environment-steps, resets not counted: the median over episodes."""
+    slowest: float
+    fastest: float
+    with_resets: float
+    """Environment-steps a second over everything."""
+    live: float
+    """Share of the steps in which the network had an unfinished seed."""
+    shares: dict[str, float]
+    """Of the wall time of steps, by phase."""
+    captures: int
+    """Graphs captured in the measured episodes."""
+    allocated_mb: float
+    """On the GPU, at the end."""
+    reserved_mb: float
+    growth_mb: float
+    """Of what is allocated on the GPU, from the first measured episode's start to the end."""
+
+
+def measure_steps(
+    work: Work,
+    envs: int,
+    device: torch.device,
+    *,
+    graphs: bool,
+    precision: Precision = Precision.FP32,
+    compiled: bool = False,
+    horizon: int = 20,
+    episodes: int = 3,
+) -> Steps:
+    """Complete episodes in which every network has a seed: it incubates, blends in and holds."""
+    family = GeneratedFamily(work, horizon)
+    env = GrowthEnv(family, envs, device=device, graphs=graphs, precision=precision, compiled=compiled)
+    for _ in range(2 if graphs else 1):  # captures, and warms up
+        _episode(env)
+    before, captured, allocated = dict(env.seconds), env.captures, _megabytes(torch.cuda.memory_allocated, device)
+    rates, lived, stepping, total = [], 0, 0.0, 0.0
+    for _ in range(episodes):
+        with Stopwatch(device) as whole:
+            seconds, live = _episode(env)
+        rates.append(envs * horizon / seconds)
+        lived, stepping, total = lived + live, stepping + seconds, total + whole[0]
+    counts = episodes * envs * horizon
+    phases = {name: spent - before.get(name, 0.0) for name, spent in env.seconds.items() if name != "reset"}
+    finally_allocated = _megabytes(torch.cuda.memory_allocated, device)
+    return Steps(
+        work=str(work),
+        envs=envs,
+        engine=_engine(graphs, compiled),
+        precision=precision,
+        per_second=median(rates),
+        slowest=min(rates),
+        fastest=max(rates),
+        with_resets=counts / total,
+        live=lived / counts,
+        shares={name: spent / stepping for name, spent in phases.items()},
+        captures=env.captures - captured,
+        allocated_mb=finally_allocated,
+        reserved_mb=_megabytes(torch.cuda.memory_reserved, device),
+        growth_mb=finally_allocated - allocated,
+    )
+
+
+def _episode(env: GrowthEnv) -> tuple[float, int]:
+    """Play one episode; gives the seconds spent in steps, and the steps with a live seed."""
+    env.reset(range(env.size))
+    spent, live = 0.0, 0
+    while not env.over:
+        actions = [_always_growing(row, situation) for row, situation in enumerate(env.situations)]
+        with Stopwatch(env.device) as seconds:
+            step = env.step(actions)
+        spent += seconds[0]
+        live += sum(
+            any(Stage.DORMANT < stage < Stage.FOSSILIZED for stage in info.record.stages)
+            for info in step.infos
+            if info is not None
+        )
+    return spent, live
+
+
+def _always_growing(row: int, situation: Situation) -> Action:
+    """Each row grows at its own place, at the first moment, and neither keeps nor removes the seed."""
+    slot = situation.slots[row % len(situation.slots)]
+    if not slot.growable:
+        return WAIT
+    kind = SEED if SEED in slot.growable else min(slot.growable)
+    return Action(Op.GERMINATE, slot.index, kind, "linear")
+
+
+def _megabytes(count: Callable[[torch.device], int], device: torch.device) -> float:
+    return count(device) / 2**20 if device.type == "cuda" else 0.0
+
+
+def _engine(graphs: bool, compiled: bool) -> str:
+    return ("graphs" if graphs else "eager") + (", compiled" if compiled else "")
+
+
+class Stopwatch:
+    """Seconds of wall time, after the device has finished."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._seconds = [0.0]
+
+    def __enter__(self) -> list[float]:
+        self._wait()
+        self._started = time.perf_counter()
+        return self._seconds
+
+    def __exit__(self, *exception: object) -> None:
+        self._wait()
+        self._seconds[0] = time.perf_counter() - self._started
+
+    def _wait(self) -> None:
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+
+# -- on a CPU ----------------------------------------------------------------------------------------------------------
+
+
+def share_outside_torch() -> list[tuple[str, float, float]]:
+    """For two kinds of hosts: environment-steps a second on one core, and the share of time outside of operators."""
+    return [
+        ("mnist1d", *_profiled(get_family("mnist1d"))),
+        (f"{'-'.join(map(str, UNIT.channels))} channels, 32×32", *_profiled(GeneratedFamily(UNIT, 12))),
+    ]
+
+
+def _profiled(family: Family, envs: int = 2, epochs: int = 10) -> tuple[float, float]:
+    env = GrowthEnv(family, envs)
+    rates = []
+    for recorded in (False, True):  # the profiler slows operators down, so speed and share come from two passes
+        env.reset(range(envs))
+        with (
+            torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) if recorded else nullcontext() as p
+        ):
+            started = time.perf_counter()
+            for _ in range(epochs):
+                env.step([_always_growing(row, situation) for row, situation in enumerate(env.situations)])
+            rates.append(time.perf_counter() - started)
+    assert p is not None
+    inside = sum(event.self_cpu_time_total for event in p.key_averages() if event.key.startswith("aten::")) / 1e6
+    return envs * epochs / rates[0], max(0.0, 1.0 - inside / rates[1])

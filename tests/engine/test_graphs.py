@@ -1,0 +1,253 @@
+"""The graph engine gives the eager engine's numbers, whatever grows, and whoever used its graphs before.
+
+On a CPU nothing is captured, but everything else (fixed addresses, planned minibatches and rates, the cache) is the
+same; with a GPU the same tests run on CUDA graphs.
+
+Covers: R143
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple
+
+import pytest
+import torch
+from torch import nn
+
+from esper.actions import WAIT, Action, Op
+from esper.engine.eager import EagerEngine, EpochRecord
+from esper.engine.fingerprint import module_fingerprint, value_fingerprint
+from esper.engine.graphs import GraphCache, GraphEngine
+from esper.engine.learner import Learner
+from esper.engine.optimizer import GrowingOptimizer
+from esper.growth.attach import attach
+from esper.growth.blueprints import fitting
+from esper.tasks.feed import LoaderFeed, TensorFeed
+from esper.tasks.registry import cross_entropy, percent_correct
+from small_worlds import BUILT_IN, EAGER, FOREIGN, WORLDS, World, germinate
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+Make = Callable[[int], Learner]
+
+
+def without_dropout(host: nn.Module) -> nn.Module:
+    for module in host.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        if "dropout" in vars(module):
+            module.dropout = 0.0
+    return host
+
+
+def fused(parameters: Iterator[nn.Parameter], device: str) -> torch.optim.Optimizer:
+    return torch.optim.AdamW(parameters, lr=0.01, weight_decay=0.01, fused=True)
+
+
+def maker(world: World, device: str, optimizer: Callable[..., torch.optim.Optimizer] = fused) -> Make:
+    def make(seed: int) -> Learner:
+        host = without_dropout(world.host(seed)).to(device)
+        model = attach(host, world.slots, world.examples(4).x.to(device), rules=EAGER, rng_seed=seed)
+        train, val = world.examples(24, seed).to(device), world.examples(12, 100 + seed).to(device)
+        feed = TensorFeed(train, val, batch_size=8, updates_per_epoch=3, seed=seed)
+        growing = GrowingOptimizer(optimizer(host.parameters(), device), warmup_updates=4, decay=lambda n: 0.99**n)
+        return Learner(model, growing, feed, cross_entropy, percent_correct, seed=seed)
+
+    return make
+
+
+def life(first: str, second: str, blend: str = "linear") -> list[Action]:
+    """A seed that is kept, beside it one that is pruned, and the same place grown again: 17 epochs."""
+    keep, prune = Action(Op.FOSSILIZE, 0), Action(Op.PRUNE, 1)
+    return [
+        *(WAIT, germinate(0, first, blend), WAIT, WAIT, germinate(1, second), WAIT, WAIT, keep, WAIT, prune),
+        *(WAIT, WAIT, germinate(1, second, "gated"), WAIT, WAIT, WAIT, WAIT),
+    ]
+
+
+def run(engine: EagerEngine, scripts: Sequence[Sequence[Action]]) -> list[list[EpochRecord]]:
+    return [engine.step(list(actions)) for actions in zip(*scripts, strict=True)]
+
+
+def assert_same(seen: list[list[EpochRecord]], expected: list[list[EpochRecord]]) -> None:
+    for epoch, (ours, theirs) in enumerate(zip(seen, expected, strict=True)):
+        for row, (a, b) in enumerate(zip(ours, theirs, strict=True)):
+            where = f"epoch {epoch}, learner {row}, {b.stages}"
+            assert (a.stages, a.alphas, a.parameters) == (b.stages, b.alphas, b.parameters), where
+            assert a.verdict == b.verdict, where
+            assert numbers(a) == close_to(b), where
+
+
+def close_to(record: EpochRecord) -> object:
+    """Within rounding.
+
+    On a CPU the weights are the same bit by bit, and sums are taken in another precision. On a GPU learning rates are
+    rounded to single precision, and sums are taken in an order that changes; a contrast is a small difference of
+    losses, and has their error.
+    """
+    tolerance = 1e-4 if torch.cuda.is_available() else 1e-6
+    return pytest.approx(numbers(record), rel=tolerance, abs=tolerance)
+
+
+def numbers(record: EpochRecord) -> list[float]:
+    trained, measured = record.trained, record.measured
+    contrasts = [*measured.contributions.items(), *measured.shadow_benefits.items()]
+    return [
+        *(trained.loss, trained.host_gradient, measured.loss, measured.accuracy, float(trained.finite)),
+        *(value for pair in trained.seed_gradients.items() for value in pair),
+        *(value for pair in trained.shadow_losses.items() for value in pair),
+        *(value for slot, c in contrasts for value in (slot, *astuple(c))),
+    ]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", WORLDS)
+def test_the_same_numbers_as_the_eager_engine(name: str, device: str) -> None:
+    """Every host, two learners side by side, a kept, a pruned and a grown-again seed."""
+    make = maker(WORLDS[name], device)
+    candidates = [b.name for b in fitting(make(0).model.slots[1].shape)]
+    scripts = [life(candidates[0], candidates[-1]), life(candidates[-1], candidates[0], "gated")]
+    expected = run(EagerEngine([make(0), make(1)], [None, None]), scripts)
+    engine = GraphEngine([make(0), make(1)], [None, None])
+    assert_same(run(engine, scripts), expected)
+    assert bool(engine.cache.refused) == (name == "spectral")  # it replaces a buffer
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", BUILT_IN)
+def test_every_blueprint_in_every_stage(name: str, device: str) -> None:
+    make = maker(BUILT_IN[name], device)
+    blueprints = [b.name for b in fitting(make(0).model.slots[0].shape)]
+    scripts = [[*life(blueprint, "norm")[:9], WAIT] for blueprint in blueprints]
+    for script in scripts:
+        script[4] = WAIT  # one seed at a time
+    makers = [make(seed) for seed in range(len(blueprints))], [make(seed) for seed in range(len(blueprints))]
+    unwatched = [None] * len(blueprints)
+    assert_same(run(GraphEngine(makers[1], unwatched), scripts), run(EagerEngine(makers[0], unwatched), scripts))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_what_one_learner_leaves_in_the_cache_serves_the_next_and_both_keep_their_numbers(device: str) -> None:
+    make, script = maker(BUILT_IN["conv2d"], device), life("conv", "depthwise")
+    cache = GraphCache(lanes=2)
+    first = GraphEngine([make(0), make(1)], [None, None], cache=cache)
+    run(first, [script, script])
+    captured = cache.captures
+    cache.release()
+    weights = [[p.detach().clone() for p in learner.model.parameters()] for learner in first.learners]
+
+    second = GraphEngine([make(2), make(3)], [None, None], cache=cache)
+    assert_same(run(second, [script, script]), run(EagerEngine([make(2), make(3)], [None, None]), [script, script]))
+    assert cache.captures == captured
+    for learner, before in zip(first.learners, weights, strict=True):
+        assert all(torch.equal(p, q) for p, q in zip(learner.model.parameters(), before, strict=True))
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_a_rollback_stays_equal_and_spares_the_neighbour(device: str) -> None:
+    make = maker(BUILT_IN["conv1d"], device)
+
+    def broken(engine: EagerEngine) -> list[list[EpochRecord]]:
+        records = []
+        for epoch, actions in enumerate(zip(life("conv", "norm"), life("pointwise", "norm"), strict=True)):
+            if epoch == 5:
+                with torch.no_grad():
+                    next(engine.learners[0].model.host.parameters()).fill_(math.nan)
+            records.append(engine.step(list(actions)))
+        return records
+
+    seen = broken(GraphEngine([make(0), make(1)]))
+    expected = broken(EagerEngine([make(0), make(1)]))
+    assert [r[0].verdict is not None for r in seen] == [epoch == 5 for epoch in range(len(seen))]
+    for records in (seen, expected):  # the verdict's own numbers are NaN
+        records[5] = [records[5][1]]
+    for ours, theirs in zip(seen, expected, strict=True):
+        assert [numbers(r) for r in ours] == [close_to(r) for r in theirs]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_sgd_with_momentum_and_rates_that_fall(device: str) -> None:
+    def sgd(parameters: Iterator[nn.Parameter], device: str) -> torch.optim.Optimizer:
+        return torch.optim.SGD(parameters, lr=0.05, momentum=0.9, fused=True)
+
+    make, script = maker(BUILT_IN["mlp"], device, sgd), life("mlp", "mlp")
+    assert_same(run(GraphEngine([make(0)], [None]), [script]), run(EagerEngine([make(0)], [None]), [script]))
+
+
+@pytest.mark.parametrize("copied", [0, 2**20])
+@pytest.mark.parametrize("block", [1, 3])
+def test_updates_in_blocks_and_data_by_address_or_copied(
+    monkeypatch: pytest.MonkeyPatch, block: int, copied: int
+) -> None:
+    monkeypatch.setattr("esper.engine.captured.BLOCK", block)
+    monkeypatch.setattr("esper.engine.static.COPIED_BYTES", copied)
+    make, script = maker(BUILT_IN["mlp"], "cpu"), life("mlp", "mlp")
+    assert_same(run(GraphEngine([make(0)], [None]), [script]), run(EagerEngine([make(0)], [None]), [script]))
+
+
+def test_learners_that_cannot_be_replayed_run_eagerly_and_the_reason_is_kept() -> None:
+    make = maker(BUILT_IN["mlp"], "cpu")
+
+    def from_a_loader(seed: int) -> Learner:
+        learner = make(seed)
+        batches = [make(seed).feed.next_batch() for _ in range(3)]
+        learner.feed = LoaderFeed(batches, batches, torch.device("cpu"))
+        return learner
+
+    engine = GraphEngine([make(0), from_a_loader(1)], [None, None])
+    scripts = [life("mlp", "mlp")] * 2
+    assert_same(run(engine, scripts), run(EagerEngine([make(0), from_a_loader(1)], [None, None]), scripts))
+    (reason,) = engine.cache.refused
+    assert "LoaderFeed" in reason
+
+    plain = maker(BUILT_IN["mlp"], "cpu", lambda ps, device: torch.optim.Adagrad(ps))
+    (reason,) = GraphEngine([plain(0)]).cache.refused
+    assert reason == "the optimizer is Adagrad: use one of Adam, AdamW, SGD with fused=True"
+
+
+def test_fingerprints_tell_apart_what_computes_something_else() -> None:
+    def host(slope: float = 0.1, width: int = 4, function: Callable[..., object] = torch.relu) -> nn.Module:
+        module = nn.Sequential(nn.Linear(3, width), nn.LeakyReLU(slope))
+        module.function = function
+        return module
+
+    assert module_fingerprint(host()) == module_fingerprint(host())
+    assert module_fingerprint(host()) != module_fingerprint(host(slope=0.2))
+    assert module_fingerprint(host()) != module_fingerprint(host(width=5))
+    assert module_fingerprint(host()) != module_fingerprint(host(function=torch.tanh))
+    one, other = host(function=lambda x: x), host(function=lambda x: x)
+    assert module_fingerprint(one) != module_fingerprint(other)  # who knows what they do
+    frozen = host()
+    frozen[0].weight.requires_grad_(False)
+    assert module_fingerprint(host()) != module_fingerprint(frozen)
+    hooked = host()
+    hooked[0].register_forward_hook(lambda *args: None)
+    assert module_fingerprint(host()) != module_fingerprint(hooked)
+    assert value_fingerprint([1, True]) != value_fingerprint([True, 1])
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_an_epoch_waits_for_the_device_once() -> None:
+    make = maker(BUILT_IN["conv2d"], "cuda")
+    learners = [make(seed) for seed in range(4)]
+    engine = GraphEngine(learners, [None] * 4)
+    for _ in range(3):
+        engine.step([germinate(0, "conv")] * 4)
+    gathered = torch.Tensor.cpu
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+
+        def once(tensor: torch.Tensor) -> torch.Tensor:
+            torch.cuda.set_sync_debug_mode("default")
+            return gathered(tensor)
+
+        torch.Tensor.cpu = once  # type: ignore[method-assign]
+        engine.run(learners)
+    finally:
+        torch.Tensor.cpu = gathered  # type: ignore[method-assign]
+        torch.cuda.set_sync_debug_mode("default")
+
+
+def test_foreign_hosts_are_among_the_worlds() -> None:
+    assert set(FOREIGN) < set(WORLDS)
