@@ -70,6 +70,8 @@ class RolloutBatch:
     """Before the rows' first steps, [layers, n, hidden]."""
     several_episodes: bool
     """Whether any row contains the start of another episode: then the LSTM needs a `Packing`."""
+    teacher: FactoredPolicy | None = None
+    """What a teacher would have done at every step, if there is one."""
 
     def select(self, rows: Tensor) -> RolloutBatch:
         """The rows that `rows` [n] names, in that order."""
@@ -91,6 +93,14 @@ class RolloutBatch:
         for part in torch.split(rows, size):
             yield self.select(part)
 
+    @torch.no_grad()
+    def with_teacher(self, teacher: FactoredRecurrentActorCritic) -> RolloutBatch:
+        """The same rows with a teacher's probabilities beside them. Its memory of what came before is not stored."""
+        if not bool(self.start[:, 0].all()):
+            raise ValueError("a teacher can only follow rows that begin with an episode: its memory would be missing")
+        state = teacher.initial_state(self.valid.shape[0])
+        return replace(self, teacher=teacher(self.observation, self.masks, state, self.packing()).policy)
+
     def packing(self) -> Packing | None:
         return Packing.of(self.start & self.valid) if self.several_episodes else None
 
@@ -110,6 +120,7 @@ class RolloutBatch:
             returns=f(self.returns),
             state=state,
             several_episodes=self.several_episodes,
+            teacher=None if self.teacher is None else map_policy(self.teacher, masks, f),
         )
 
 

@@ -64,8 +64,12 @@ class CheckpointInfo:
 def save_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
     """Write atomically: after a crash the old file or the new one is there, never half of one."""
     header = json.dumps({"version": CHECKPOINT_VERSION, "data": dict(data)}, sort_keys=True)
-    content = save({n: t.detach().contiguous().cpu().clone() for n, t in tensors.items()}, metadata={_HEADER: header})
-    path = Path(path)
+    write_safetensors(Path(path), tensors, {_HEADER: header})
+
+
+def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
+    """Beside its place, flushed to disk, then renamed: the file appears whole or not at all."""
+    content = save({n: t.detach().contiguous().cpu().clone() for n, t in tensors.items()}, metadata=metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:

@@ -56,6 +56,10 @@ class PPOConfig:
     """Updates over which step size and entropy coefficient move."""
     head_entropy_weights: tuple[float, float, float, float] = (1.0, 1.0, 1.0, 1.0)
     """Relative weight of slot, blueprint, blend and op in the entropy bonus."""
+    teacher_kl: float = 0.0
+    """Weight of KL(teacher ‖ policy) in the first update of an agent that has a teacher."""
+    teacher_updates: int = 20
+    """Updates over which that weight falls to 0, linearly."""
     max_grad_norm: float = 0.5
     """Global gradient norm; logged before clipping, per head."""
     weight_decay: float = 0.0
@@ -67,7 +71,8 @@ class PPOConfig:
     validate_masks: bool = True
     """Check every mask while acting; costs a device synchronisation a step."""
     compile: bool = False
-    """torch.compile the network (mode "default", graph breaks allowed at the LSTM)."""
+    """torch.compile the network (mode "default", dynamic shapes, graph breaks allowed at the LSTM). What cannot be
+    compiled runs as it is, and the run's record says why."""
 
     def __post_init__(self) -> None:
         for name, value in (("discount", self.discount), ("gae_decay", self.gae_decay)):
@@ -77,6 +82,11 @@ class PPOConfig:
             raise ValueError(f"epochs and minibatches must be at least 1, not {self.epochs} and {self.minibatches}")
         if self.chunk_rows is not None and self.chunk_rows < 1:
             raise ValueError(f"chunk_rows must be at least 1 or None, not {self.chunk_rows}")
+        if self.teacher_kl < 0.0 or self.teacher_updates < 1:
+            raise ValueError(
+                f"teacher_kl must be at least 0 and teacher_updates at least 1, not {self.teacher_kl} and "
+                f"{self.teacher_updates}"
+            )
 
     def entropy_coefficient_at(self, update: int) -> float:
         """For update number `update`, counted from 1."""
@@ -84,6 +94,9 @@ class PPOConfig:
 
     def learning_rate_at(self, update: int) -> float:
         return self._annealed(self.learning_rate, self.learning_rate_end, update)
+
+    def teacher_kl_at(self, update: int) -> float:
+        return self.teacher_kl * max(0.0, 1.0 - (update - 1) / self.teacher_updates)
 
     def _annealed(self, start: float, end: float | None, update: int) -> float:
         if end is None or self.anneal_updates < 1:

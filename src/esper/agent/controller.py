@@ -7,6 +7,7 @@ from pathlib import Path
 
 from esper.actions import Action
 from esper.agent.actor import Actor
+from esper.agent.checkpoints import inspect_checkpoint
 from esper.agent.normalisers import ObservationNormaliser
 from esper.agent.ppo import load_policy
 from esper.env.observation import OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS, decode, encode
@@ -31,6 +32,20 @@ def growth_network_config(**changes: object) -> NetworkConfig:
     return NetworkConfig(**{**settings, **changes})  # type: ignore[arg-type]
 
 
+def check_blueprints(path: Path) -> None:
+    """Refuse a policy whose kinds of seed have other numbers here: it would plant one and mean another.
+
+    Kinds that came later are no matter, nor are kinds that it knows and that are not registered here.
+    """
+    known = inspect_checkpoint(path).data.get("caller", {}).get("blueprints", ())
+    for number, (then, now) in enumerate(zip(known, blueprint_names(), strict=False)):
+        if then != now:
+            raise ValueError(
+                f"{path} was trained when seed kind {number} was {then!r}; here it is {now!r}: register your own "
+                "blueprints in the same order as then"
+            )
+
+
 class LearnedController:
     """A frozen policy. It takes the most probable action, so an episode depends on nothing but its problem."""
 
@@ -51,9 +66,15 @@ class LearnedController:
                 f"{path} holds a policy for {network.config.layout or 'another kind of observation'}; "
                 f"this version of Esper shows its controllers {LAYOUT}"
             )
+        check_blueprints(path)
         return cls(network, normaliser)
 
     def reset(self, seeds: Sequence[int]) -> None:
+        room, needed = self.network.config.blueprints, len(blueprint_names())
+        if needed > room:
+            raise ValueError(
+                f"this policy has room for {room} kinds of seed and {needed} are registered: train one with them"
+            )
         self._actor = Actor(self.network, len(seeds), self.normaliser)
 
     def decide(self, situations: Sequence[Situation]) -> list[Action]:

@@ -18,7 +18,16 @@ from esper.agent.diagnostics import LSTMHealth, RatioExplosionDiagnostic
 
 HEADS = len(HEAD_NAMES)
 GRADIENT_GROUPS = (*HEAD_NAMES, "value", "trunk")
-SUMS = ("policy_loss", "value_loss", "entropy_bonus", "entropy", "approximate_kl", "weight", "weight_squared")
+SUMS = (
+    "policy_loss",
+    "value_loss",
+    "entropy_bonus",
+    "teacher_kl",
+    "entropy",
+    "approximate_kl",
+    "weight",
+    "weight_squared",
+)
 HEAD_SUMS = ("kl", "clip_fraction", "ratio_mean", "entropy")
 ROLLOUT = (
     "steps",
@@ -108,6 +117,7 @@ class UpdateMetrics:
     policy_loss: float
     value_loss: float
     entropy_bonus: float
+    teacher_kl: float
     entropy: float
     kl: float
     kl_max: float
@@ -214,6 +224,7 @@ def collect(
         policy_loss=mean["policy_loss"],
         value_loss=mean["value_loss"],
         entropy_bonus=mean["entropy_bonus"],
+        teacher_kl=mean["teacher_kl"],
         entropy=mean["entropy"],
         kl=float(kl.mean()),
         kl_max=float(kl.max()),
@@ -265,6 +276,7 @@ GLOSSARY = {
     "policy_loss": "clipped surrogate, per head a mean over the steps where it took effect, summed over heads",
     "value_loss": "Huber (or squared) error of the normalised value, clipped form where configured",
     "entropy_bonus": "weighted mean over heads of their normalised entropy where live, in [0, 1]",
+    "teacher_kl": "exact KL(teacher ‖ current) of whole decisions; 0 without a teacher, or once its weight is 0",
     "entropy": "entropy of whole decisions in nats, exact by the chain rule",
     "kl": "exact KL(rollout policy ‖ current) of whole decisions by the chain rule, mean over minibatches",
     "kl_max": "the same, highest minibatch",

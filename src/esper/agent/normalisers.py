@@ -108,6 +108,8 @@ class ObservationNormaliser:
         widths = {"overall": overall, "slots": slots}
         self.frozen = {name: RunningMoments(width, momentum, device) for name, width in widths.items()}
         self._pending = {name: RunningMoments(width, None, device) for name, width in widths.items()}
+        self.fixed = False
+        """Keep the statistics as they are, whatever is seen: for an agent that started from somebody's policy."""
 
     def __call__(self, observation: Observation) -> Observation:
         return Observation(
@@ -124,6 +126,8 @@ class ObservationNormaliser:
 
     def gather(self, observation: Observation, valid: Tensor | None = None) -> None:
         """Note raw observations for the next `commit`; padding and invalid environments are left out."""
+        if self.fixed:
+            return
         present = observation.present if valid is None else observation.present & valid[..., None]
         self._pending["overall"].update(observation.overall, valid)
         if present.numel():

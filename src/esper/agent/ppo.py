@@ -27,6 +27,7 @@ from esper.agent.checkpoints import (
     load_checkpoint,
     save_checkpoint,
 )
+from esper.agent.compiled import CompiledForward
 from esper.agent.config import ADAM_EPSILON, PPOConfig
 from esper.agent.diagnostics import LSTMHealth, one_device
 from esper.agent.distributed import Reducer, SingleProcess
@@ -73,10 +74,8 @@ class PPOAgent:
         self.network = network.to(self.device)
         """Always the plain module: for norms, names and state dicts. Only `_forward` may be compiled."""
         one_device([p.data for p in network.parameters()])
-        self._forward: Forward = network
-        if config.compile:
-            # Graph breaks are expected at the LSTM (Dynamo leaves recurrent modules to the library kernel).
-            self._forward = torch.compile(network, mode="default", fullgraph=False, dynamic=True)
+        self._compiled = CompiledForward(network) if config.compile else None
+        self._forward: Forward = self._compiled or network
         self.config = config
         self.buffer = RolloutBuffer(network, environments, steps, slots, blueprints)
         self.observation_normaliser = observation_normaliser
@@ -94,6 +93,8 @@ class PPOAgent:
         """The memory of the last step, before the ends of episodes cleared it: what health is measured on."""
         self._decision: _Decision | None = None
         self._batch: RolloutBatch | None = None
+        self.teacher: FactoredRecurrentActorCritic | None = None
+        """A frozen policy for the same observations that the update stays close to, as far as `teacher_kl` asks."""
 
     @torch.inference_mode()
     def act(self, observation: Observation, masks: ActionMasks) -> Tensor:
@@ -187,6 +188,8 @@ class PPOAgent:
         self.update_count += 1
         batch, rollout = prepare(self._batch, self.value_normaliser, self.network.value_output, self.reducer)
         with self._exact():
+            if self.teacher is not None and self.config.teacher_kl_at(self.update_count) > 0.0:
+                batch = batch.with_teacher(self.teacher)
             facts, minibatches = ppo_update(
                 self.network,
                 self._forward,
@@ -203,6 +206,10 @@ class PPOAgent:
         self._batch = None
         self.buffer.reset()
         return collect(facts, minibatches, rollout, live, LSTMHealth.measure(self._acted), peak)
+
+    def take_compile_failure(self) -> str | None:
+        """Why the network runs uncompiled although `config.compile` asked for it; told once, for the record."""
+        return None if self._compiled is None else self._compiled.take_failure()
 
     def _value(self, observation: Observation, state: RecurrentState) -> Tensor:
         seen = observation if self.observation_normaliser is None else self.observation_normaliser(observation)
@@ -241,16 +248,16 @@ class PPOAgent:
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
         """Continue exactly where `state_dict` was taken. The network must have the same configuration."""
-        self.network.load_state_dict(_under("network/", tensors))
-        self.value_normaliser.moments.load(_under("values/", tensors))
-        observed = _under("observations/", tensors)
+        self.network.load_state_dict(tensors_under("network/", tensors))
+        self.value_normaliser.moments.load(tensors_under("values/", tensors))
+        observed = tensors_under("observations/", tensors)
         if bool(observed) != (self.observation_normaliser is not None):
             has, lacks = ("an", "none") if observed else ("no", "one")
             raise ValueError(f"the saved agent has {has} observation normaliser, this one has {lacks}")
         if self.observation_normaliser is not None:
             self.observation_normaliser.load(observed)
         slots: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in _under("optimizer/", tensors).items():
+        for name, tensor in tensors_under("optimizer/", tensors).items():
             index, key = name.split("/")
             slots.setdefault(int(index), {})[key] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
@@ -293,8 +300,8 @@ def load_policy(
     checkpoint = load_checkpoint(path, device)
     config = config_from_data(checkpoint.data["network"])
     network = FactoredRecurrentActorCritic(config).to(device)
-    network.load_state_dict(_under("network/", checkpoint.tensors))
-    observed = _under("observations/", checkpoint.tensors)
+    network.load_state_dict(tensors_under("network/", checkpoint.tensors))
+    observed = tensors_under("observations/", checkpoint.tensors)
     if not observed:
         return network, None
     normaliser = ObservationNormaliser(config.overall_features, config.slot_features, device=device)
@@ -302,7 +309,7 @@ def load_policy(
     return network, normaliser
 
 
-def _under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 

@@ -104,6 +104,7 @@ def ppo_update(
     `network` itself."""
     began = perf_counter()
     coefficient, learning_rate = config.entropy_coefficient_at(update), config.learning_rate_at(update)
+    teacher_kl = config.teacher_kl_at(update)
     for group in optimizer.param_groups:
         group["lr"] = learning_rate
     groups = network.parameters_by_head()
@@ -121,7 +122,7 @@ def ppo_update(
             optimizer.zero_grad(set_to_none=True)
             parts = []
             for part in minibatch.parts(config.chunk_rows):
-                loss, measured = _losses(forward, part, counts, coefficient, config)
+                loss, measured = _losses(forward, part, counts, coefficient, config, teacher_kl)
                 torch.autograd.backward(loss)
                 parts.append(measured)
             whole = _over_ranks(parts, parameters, reducer)
@@ -160,7 +161,12 @@ def ppo_update(
 
 
 def _losses(
-    forward: Forward, batch: RolloutBatch, counts: Counts, coefficient: float, config: PPOConfig
+    forward: Forward,
+    batch: RolloutBatch,
+    counts: Counts,
+    coefficient: float,
+    config: PPOConfig,
+    teacher_kl: float = 0.0,
 ) -> tuple[Tensor, ChunkMetrics]:
     """The loss of some rows as their share of the whole minibatch's loss, so that parts simply add up."""
     out = forward(batch.observation, batch.masks, batch.state, batch.packing())
@@ -188,8 +194,13 @@ def _losses(
     weights = counts.live.new_tensor(config.head_entropy_weights) * (counts.live > LEAST_LIVE)
     bonus = (live_entropy * weights).sum() / weights.sum().clamp(min=LEAST_LIVE)
 
-    loss = policy_loss + config.value_coefficient * value_loss - coefficient * bonus
-    losses = torch.stack((policy_loss, value_loss, bonus))
+    # Teacher: exact KL of whole decisions, covering what the teacher does.
+    distance = torch.zeros_like(policy_loss)
+    if batch.teacher is not None:
+        distance = _sum(out.policy.kl_from(batch.teacher).sum(-1), valid) / counts.steps
+
+    loss = policy_loss + config.value_coefficient * value_loss - coefficient * bonus + teacher_kl * distance
+    losses = torch.stack((policy_loss, value_loss, bonus, distance))
     return loss, _measure(out, batch, effective, log_ratio.detach(), losses, live_entropy, counts, config)
 
 

@@ -7,7 +7,7 @@ harms; keep a seed that contributes. Its thresholds are settings, so that it can
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from esper.actions import WAIT, Action, Op
 from esper.env.situation import Situation, SlotView
@@ -36,15 +36,12 @@ class HeuristicSettings:
     rotation: tuple[str, ...] = ROTATION
 
 
-@dataclass(slots=True)
-class _Memory:
-    """How often each planting was tried."""
+class Heuristic(RuleController[None]):
+    """Rules on measured signals; see the module's description.
 
-    tried: Counter[tuple[int, str]] = field(default_factory=Counter)
-
-
-class Heuristic(RuleController[_Memory]):
-    """Rules on measured signals; see the module's description."""
+    It remembers nothing of its own: what was tried is read from the history of what really happened. So it can also be
+    asked what it would do where somebody else decides, as recordings with exploration noise do.
+    """
 
     name = "heuristic"
 
@@ -52,10 +49,10 @@ class Heuristic(RuleController[_Memory]):
         super().__init__()
         self.settings = settings or HeuristicSettings()
 
-    def new_memory(self, seed: int) -> _Memory:
-        return _Memory()
+    def new_memory(self, seed: int) -> None:
+        return None
 
-    def rule(self, situation: Situation, memory: _Memory) -> Action:
+    def rule(self, situation: Situation, memory: None) -> Action:
         live = [slot for slot in situation.slots if slot.stage in LIVE]
         for slot in live:
             action = self._tend(slot)
@@ -63,7 +60,7 @@ class Heuristic(RuleController[_Memory]):
                 return action
         if live or not self._time_to_plant(situation):
             return WAIT
-        return self._plant(situation, memory)
+        return self._plant(situation)
 
     def _tend(self, slot: SlotView) -> Action:
         """What a seed's own measurements call for."""
@@ -91,10 +88,13 @@ class Heuristic(RuleController[_Memory]):
             return False
         return max(accuracies) - max(accuracies[: -s.plateau_epochs]) < s.plateau_gain
 
-    def _plant(self, situation: Situation, memory: _Memory) -> Action:
+    def _plant(self, situation: Situation) -> Action:
         """The least tried combination; among those, the rotation's first, at the first slot."""
+        effects = [record.effect for record in situation.history]
+        planted = [effect.action for effect in effects if effect.action.op is Op.GERMINATE and effect.changed]
+        tried = Counter((action.slot, action.blueprint) for action in planted)
         options = [
-            (memory.tried[slot.index, name], self.settings.rotation.index(name), slot.index, name)
+            (tried[slot.index, name], self.settings.rotation.index(name), slot.index, name)
             for slot in situation.slots_for(Op.GERMINATE)
             for name in slot.growable
             if name in self.settings.rotation
@@ -102,6 +102,5 @@ class Heuristic(RuleController[_Memory]):
         if not options:
             return WAIT
         _, _, index, name = min(options)
-        memory.tried[index, name] += 1
         recent = [record.measured.accuracy for record in situation.history][-self.settings.plateau_epochs - 1 :]
         return Action(Op.GERMINATE, index, name, "linear", reason=f"accuracy stands at {recent[-1]:.1f} %")

@@ -1,0 +1,58 @@
+"""`esper clone`: a policy that does what a recorded controller did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated
+
+import tyro
+
+from esper.cli.episodes import claim_file, wide_console
+
+
+@dataclass(frozen=True)
+class Clone:
+    """Learn to imitate the controllers of a recording; judge the result by agreement and in the environment."""
+
+    recording: Annotated[Path, tyro.conf.Positional]
+    """A folder that esper record wrote."""
+    out: Path = Path("clone.safetensors")
+    """Where the policy goes: a controller for --controller and --controllers, and a start for esper train --init."""
+    teacher: str | None = None
+    """Imitate this controller only; the default is all that were recorded, alike."""
+    epochs: int = 25
+    """Passes over the episodes."""
+    balance: float = 0.2
+    """0 counts every step alike, 1 every choice alike however rare, and between is between."""
+    seed: int = 0
+    """Decides the first weights and which problems are held out."""
+    compare_episodes: int = 16
+    """Held-out problems for the comparison at the end; 0 leaves it out."""
+    task: str | None = None
+    """Family for that comparison; the default is the recording's own."""
+
+    def run(self) -> int:
+        import torch
+
+        from esper.agent.controller import growth_network_config
+        from esper.cli.imitation import Progress, judge, save, show_agreement
+        from esper.offline.cloning import CloneConfig, clone
+        from esper.offline.episodes import growth_schema
+        from esper.offline.recording import read
+
+        torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
+        config = CloneConfig(epochs=self.epochs, balance=self.balance, seed=self.seed)
+        recording = read(self.recording, growth_schema())
+        if self.teacher is not None:
+            recording = replace(recording, episodes=recording.episodes.played_by(self.teacher))
+        claim_file(self.out, "--out")
+        console = wide_console(stderr=False)
+        with Progress(console) as progress:
+            learned = clone(recording.episodes, growth_network_config(), config, progress)
+        save(self.out, learned, "esper clone", config, recording)
+        show_agreement(console, learned)
+        return judge(console, self.out, recording, self.task, self.compare_episodes, self.seed)
+
+
+COMMAND = Clone

@@ -1,0 +1,152 @@
+"""`esper record`: episodes of controllers, kept for `esper clone` and `esper offline`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from esper.cli.episodes import Watch, pick_workers, wide_console
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from esper.offline.episodes import Episodes
+    from esper.offline.recorder import Play
+    from esper.policy.controller import Controller
+
+EPISODES_PER_FILE = 32
+"""What a killed recording can lose; Ctrl-C loses nothing."""
+
+
+@dataclass(frozen=True)
+class Record:
+    """Let controllers play training problems, and add the episodes to a recording. Safe to interrupt and to repeat."""
+
+    task: str = "mixed"
+    """A family of tasks (mixed, natural) or one task."""
+    controllers: str = "heuristic"
+    """Names and paths, separated by commas: heuristic, random, a .toml file, a checkpoint, a run."""
+    episodes: int = 64
+    """Problems; every controller plays each of them. Repeated, the command goes on with new problems."""
+    noise: float = 0.0
+    """Probability that a random legal decision is taken in place of the controller's."""
+    seed: int = 0
+    """Another seed, other problems."""
+    out: Path = Path("recording")
+    """Folder of the recording; it is made, or added to."""
+    workers: int | None = None
+    """Processes that share the work; the default is one per CPU core. The episodes do not change."""
+
+    def run(self) -> int:
+        import torch
+
+        from esper.cli.compare import labelled
+        from esper.cli.grow import claim
+        from esper.offline.episodes import growth_schema
+        from esper.offline.recorder import plays
+        from esper.offline.recording import next_draw
+        from esper.tasks.family import get_family
+        from esper.training.catalogue import make_controller
+        from esper.training.interrupt import interruptible
+        from esper.training.train_config import DRAWS_PER_SEED
+
+        if self.episodes < 1:
+            raise ValueError(f"episodes must be at least 1, not {self.episodes}")
+        torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
+        made: dict[str, Controller] = {name: make_controller(path) for name, path in labelled(self.controllers).items()}
+        claim(self.out)
+        first = next_draw(self.out, growth_schema(), self.seed * DRAWS_PER_SEED)
+        get_family(self.task).draw(first)  # find out now, not in a worker, what cannot be drawn
+        jobs = list(plays(self.task, made, range(first, first + self.episodes), self.noise))
+        console = wide_console(stderr=False)
+        workers = min(pick_workers(self.workers, "cpu"), len(jobs))
+        with interruptible() as interrupt, Watch(console) as watch:
+            total, done = self.episodes * len(made), 0
+            for part in _files(_played(jobs, workers, lambda: interrupt.requested)):
+                self._append(part)
+                done += len(part)
+                watch.note(done, total, part.controllers[-1])
+        _show(console, self.out)
+        return 130 if interrupt.requested else 0
+
+    def _append(self, episodes: Episodes) -> None:
+        from importlib.metadata import version
+
+        import torch
+
+        from esper.env.reward import RewardConfig
+        from esper.offline.episodes import growth_schema
+        from esper.offline.recording import append
+
+        provenance: dict[str, Any] = {
+            "command": f"esper record --task {self.task} --controllers {self.controllers} --noise {self.noise}",
+            "task": self.task,
+            "noise": self.noise,
+            "reward_mode": RewardConfig().mode,
+            "gamma": RewardConfig().gamma,
+            "esper": version("esper"),
+            "torch": str(torch.__version__),
+        }
+        append(self.out, episodes, growth_schema(), provenance)
+
+
+def _played(jobs: list[Play], workers: int, stop: Any) -> Iterator[Episodes]:
+    from esper.offline.recorder import play
+    from esper.training.workers import in_processes
+
+    if workers > 1:
+        yield from (episodes for _, episodes in in_processes(play, jobs, workers, stop))
+        return
+    for job in jobs:
+        if stop():
+            return
+        yield play(job)
+
+
+def _files(played: Iterator[Episodes]) -> Iterator[Episodes]:
+    """A few dozen episodes at a time, and the rest at the end."""
+    from esper.offline.episodes import join
+
+    waiting: list[Episodes] = []
+    for episodes in played:
+        waiting.append(episodes)
+        if sum(map(len, waiting)) >= EPISODES_PER_FILE:
+            yield join(waiting)
+            waiting.clear()
+    if waiting:
+        yield join(waiting)
+
+
+def _show(console: Console, out: Path) -> None:
+    """What the recording holds now, and how different the actions in it are."""
+    from rich.table import Table
+
+    from esper.offline.diversity import diversity
+    from esper.offline.episodes import growth_schema
+    from esper.offline.recording import read
+
+    episodes = read(out, growth_schema()).episodes
+    returns = episodes.returns()
+    for number, name in enumerate(episodes.controllers):
+        own = returns[episodes.controller == number]
+        spread = f" ± {float(own.std()):.1f}" if len(own) > 1 else ""
+        console.print(f"{name}: {len(own)} episodes, mean return {float(own.mean()):.1f}{spread}", highlight=False)
+    table = Table("similar states", "progress", "operations", "decisions", "explored", box=None, pad_edge=False)
+    groups = diversity(episodes)
+    for group in groups:
+        cells = (f"{group.steps} steps", f"{group.progress:.0%}", f"{group.ops:.1f}", f"{group.decisions:.1f}")
+        table.add_row(*cells, f"{group.explored:.0%}")
+    console.print(table)
+    console.print("operations, decisions: effective number of different ones in similar states; 1 is always the same")
+    if len(episodes.controllers) == 1 and not any(group.explored for group in groups):
+        console.print(
+            "One controller without exploration: enough to clone it, but esper offline has nothing to improve on. "
+            "Add --noise, or other controllers."
+        )
+    console.print(f"Recorded: {len(episodes)} episodes, {episodes.steps} steps, in {out}", soft_wrap=True)
+    console.print(f"Next: esper clone {out}, or esper offline {out}", soft_wrap=True)
+
+
+COMMAND = Record

@@ -1,0 +1,6 @@
+"""The toy environments live beside the agent's tests."""
+
+import sys
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "agent"))
