@@ -234,18 +234,10 @@ def test_an_epoch_waits_for_the_device_once() -> None:
     engine = GraphEngine(learners, [None] * 4)
     for _ in range(3):
         engine.step([germinate(0, "conv")] * 4)
-    gathered = torch.Tensor.cpu
-    torch.cuda.set_sync_debug_mode("error")
+    torch.cuda.set_sync_debug_mode("error")  # waiting for an event, which is how results are awaited, is not forbidden
     try:
-
-        def once(tensor: torch.Tensor) -> torch.Tensor:
-            torch.cuda.set_sync_debug_mode("default")
-            return gathered(tensor)
-
-        torch.Tensor.cpu = once  # type: ignore[method-assign]
-        engine.run(learners)
+        assert len(list(engine.run(learners))) == 4
     finally:
-        torch.Tensor.cpu = gathered  # type: ignore[method-assign]
         torch.cuda.set_sync_debug_mode("default")
 
 

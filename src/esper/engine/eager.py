@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -72,19 +72,19 @@ class EagerEngine:
         rows = zip(self.learners, self.governors, actions, everyone if active is None else active, strict=True)
         chosen = [(learner, governor, action) for learner, governor, action, wanted in rows if wanted]
         begun = [_begin(*row) for row in chosen]
-        trained, measured = self.run([learner for learner, _, _ in chosen])
+        reports = self.run([learner for learner, _, _ in chosen])
         records = [
-            _end(learner, governor, *epoch)
-            for (learner, governor, _), epoch in zip(chosen, zip(begun, trained, measured, strict=True), strict=True)
+            _end(learner, governor, epoch, *report)
+            for (learner, governor, _), epoch, report in zip(chosen, begun, reports, strict=True)
         ]
         if active is None:
             return records
         remaining = iter(records)
         return [next(remaining) if wanted else None for wanted in active]
 
-    def run(self, learners: Sequence[Learner]) -> tuple[list[TrainReport], list[Evaluation]]:
+    def run(self, learners: Sequence[Learner]) -> Iterator[tuple[TrainReport, Evaluation]]:
         """Train and measure these for one epoch; two device-to-host transfers for all of them together."""
-        return gather([learner.train() for learner in learners]), self.measure(learners)
+        yield from zip(gather([learner.train() for learner in learners]), self.measure(learners), strict=True)
 
     def measure(self, learners: Sequence[Learner]) -> list[Evaluation]:
         return gather([learner.evaluate() for learner in learners])

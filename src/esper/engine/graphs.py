@@ -7,7 +7,8 @@ for Python, is paid once per topology and kept in a cache that outlives the lear
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +22,11 @@ from esper.engine.static import tensor_feed, why_not_static
 
 LANES = 16
 """Streams per device. More of them share the same few queues of the device."""
+
+PARTS = 4
+"""In how many parts the results of a step come back."""
+
+_Report = TypeVar("_Report")
 
 log = logging.getLogger(__name__)
 
@@ -77,31 +83,31 @@ class GraphEngine(EagerEngine):
                 self.cache.refuse(reason)
                 self._eager.add(learner)
 
-    def run(self, learners: Sequence[Learner]) -> tuple[list[TrainReport], list[Evaluation]]:
-        """One epoch of all: one transfer to the device before, one from the device after it."""
+    def run(self, learners: Sequence[Learner]) -> Iterator[tuple[TrainReport, Evaluation]]:
+        """One epoch of all: one transfer to the device before it. The results come back in a few parts.
+
+        While the device works on the later ones, the caller can deal with the earlier ones.
+        """
         try:
-            return self._run(learners)
+            replayed, eager = self._sorted(learners)
+            epochs = [self._epoch_of(learner) for learner in replayed]
+            feeds = [tensor_feed(learner) for learner in replayed]
+            rates = [x.optimizer.plan(feed.updates_per_epoch) for x, feed in zip(replayed, feeds, strict=True)]
+            _upload([feed.plan(feed.updates_per_epoch) for feed in feeds], [epoch.plan for epoch in epochs])
+            _upload([torch.tensor(rows, dtype=torch.float64) for rows in rates], [epoch.rates for epoch in epochs])
+            reports = _side_by_side(epochs, CapturedEpoch.run, CapturedEpoch.read)
+            rest = EagerEngine.run(self, eager)
+            for learner in learners:
+                yield next(rest if learner in self._eager else reports)
         except torch.cuda.OutOfMemoryError as error:
             raise RuntimeError(_too_many(len(self.learners), self.cache.in_use)) from error
-
-    def _run(self, learners: Sequence[Learner]) -> tuple[list[TrainReport], list[Evaluation]]:
-        replayed, eager = self._sorted(learners)
-        epochs = [self._epoch_of(learner) for learner in replayed]
-        feeds = [tensor_feed(learner) for learner in replayed]
-        rates = [x.optimizer.plan(feed.updates_per_epoch) for x, feed in zip(replayed, feeds, strict=True)]
-        _upload([feed.plan(feed.updates_per_epoch) for feed in feeds], [epoch.plan for epoch in epochs])
-        _upload([torch.tensor(rows, dtype=torch.float64) for rows in rates], [epoch.rates for epoch in epochs])
-        numbers = _side_by_side(epochs, CapturedEpoch.run)
-        reports = {e.learner: e.read(row) for e, row in zip(epochs, numbers, strict=True)}
-        trained, measured = EagerEngine.run(self, eager) if eager else ([], [])
-        reports |= {learner: both for learner, *both in zip(eager, trained, measured, strict=True)}  # type: ignore[misc]
-        return [reports[learner][0] for learner in learners], [reports[learner][1] for learner in learners]
 
     def measure(self, learners: Sequence[Learner]) -> list[Evaluation]:
         replayed, eager = self._sorted(learners)
         epochs = [self._epoch_of(learner) for learner in replayed]
-        numbers = _side_by_side(epochs, CapturedEpoch.measure)
-        found = {e.learner: e.read_evaluation(row) for e, row in zip(epochs, numbers, strict=True)}
+        found = dict(
+            zip(replayed, _side_by_side(epochs, CapturedEpoch.measure, CapturedEpoch.read_evaluation), strict=True)
+        )
         found |= dict(zip(eager, super().measure(eager), strict=True))
         return [found[learner] for learner in learners]
 
@@ -135,20 +141,51 @@ def _upload(parts: Sequence[Tensor], places: Sequence[Tensor]) -> None:
         torch._foreach_copy_(targets, [piece.view(t.shape) for piece, t in zip(pieces, targets, strict=True)])
 
 
-def _side_by_side(epochs: Sequence[CapturedEpoch], work: Callable[[CapturedEpoch], None]) -> list[list[float]]:
-    """Launch all, wait once per device, and give each epoch's results."""
-    lanes = {epoch.lane for epoch in epochs}
-    for lane in lanes:
+def _side_by_side(
+    epochs: Sequence[CapturedEpoch],
+    work: Callable[[CapturedEpoch], None],
+    read: Callable[[CapturedEpoch, list[float]], _Report],
+) -> Iterator[_Report]:
+    """Launch all, and give each epoch's report, in order, as soon as its part of the results is there."""
+    for lane in {epoch.lane for epoch in epochs}:
         lane.fork()
+    parts = []
+    for device in dict.fromkeys(epoch.lane.device for epoch in epochs):
+        here = [epoch for epoch in epochs if epoch.lane.device == device]
+        size = -(-len(here) // PARTS)
+        parts += [(here[i : i + size], _launch(here[i : i + size], work)) for i in range(0, len(here), size)]
+    found: dict[CapturedEpoch, _Report] = {}
+    waiting = iter(parts)
+    for epoch in epochs:
+        while epoch not in found:
+            members, results = next(waiting)
+            rows = torch.split(results.wait(), [len(member.results) for member in members])
+            found |= {member: read(member, row.tolist()) for member, row in zip(members, rows, strict=True)}
+        yield found[epoch]
+
+
+def _launch(epochs: Sequence[CapturedEpoch], work: Callable[[CapturedEpoch], None]) -> Arriving:
     for epoch in epochs:
         with epoch.lane.running():
             work(epoch)
-    for lane in lanes:
+    for lane in {epoch.lane for epoch in epochs}:
         lane.join()
-    numbers: list[list[float]] = [[]] * len(epochs)
-    for device in {epoch.lane.device for epoch in epochs}:
-        rows = [i for i, epoch in enumerate(epochs) if epoch.lane.device == device]
-        results = [epochs[i].results for i in rows]
-        for i, row in zip(rows, torch.split(torch.cat(results).cpu(), [len(r) for r in results]), strict=True):
-            numbers[i] = row.tolist()
-    return numbers
+    return Arriving(torch.cat([epoch.results for epoch in epochs]))
+
+
+class Arriving:
+    """Numbers on their way from the device."""
+
+    def __init__(self, numbers: Tensor) -> None:
+        self._event = None
+        self._numbers = numbers
+        if numbers.is_cuda:
+            self._numbers = torch.empty_like(numbers, device="cpu", pin_memory=True)
+            self._numbers.copy_(numbers, non_blocking=True)
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            self._event.record(torch.cuda.current_stream(numbers.device))
+
+    def wait(self) -> Tensor:
+        if self._event is not None:
+            self._event.synchronize()
+        return self._numbers

@@ -120,12 +120,12 @@ def measure_images(
     learners = [task_learner(task, seed, 1000, precision=precision, compiled=compiled) for seed in range(hosts)]
     unwatched = [None] * hosts
     engine = GraphEngine(learners, unwatched) if graphs else EagerEngine(learners, unwatched)
-    engine.run(learners)  # captures, and warms up
-    engine.run(learners)
+    for _ in range(2):  # captures, and warms up
+        list(engine.run(learners))
     rates = []
     for _ in range(epochs):
         with Stopwatch(device) as seconds:
-            engine.run(learners)
+            list(engine.run(learners))
         rates.append(hosts * work.updates * work.batch / seconds[0])
     return Images(str(work), hosts, _engine(graphs, compiled), precision, median(rates), min(rates), max(rates))
 
