@@ -1,11 +1,15 @@
-"""What recording costs: one update of a default run (16 environments of 25 steps) handed to each kind of recorder.
+"""What recording costs: the same training run with its store and without, and the parts of it one by one.
 
-    python benchmarks/telemetry.py [--updates 60] [--update-seconds 4] [--json]
+    python benchmarks/telemetry.py [--task mixed/vector] [--envs 8] [--updates 2] [--pairs 4] [--json]
 
-"caller" is the time that the training thread spends in recorder calls; "flush" is what it then waits for the disk, once
-an update, before a checkpoint. The share is of an update that takes --update-seconds; with a real run at hand, give
-the seconds that its `esper query RUN "SELECT avg(s) FROM (SELECT sum(seconds) s FROM v_timers GROUP BY update_number)"`
-says.
+The run is real: growing networks, agent, checkpoints. With the store: every decision, transition, episode and metric at
+the default level, and the anomaly check. Without: none of these is even made. Otherwise both do the same work (final
+weights are compared), so that each update of one pairs with the same update of the other; runs alternate. CPU time is
+that of the process, the writing thread included; wall time is what a person waits for.
+
+On a busy machine neither is worth much (measured beside six other jobs: quartiles of ±18 % for CPU time). So the run
+also says where its time went: in calls that record, in waiting for the disk, in the thread that writes. These are
+shares of one and the same run, which other jobs slow down as a whole.
 """
 
 from __future__ import annotations
@@ -14,8 +18,15 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
-from time import perf_counter
+from statistics import quantiles
+from time import perf_counter, process_time, thread_time
+from unittest.mock import patch
+
+import torch
 
 from esper.actions import Action, Effect, Op
 from esper.agent import diagnostics as agent
@@ -34,6 +45,11 @@ from esper.telemetry import (
     StoreRecorder,
 )
 from esper.telemetry.anomalies import Limits
+from esper.telemetry.escalation import HealthMonitor
+from esper.training.journal import Journal
+from esper.training.loop import Trainer, UpdateReport
+from esper.training.run_folder import RunFolder
+from esper.training.train_config import TrainConfig
 
 ENVIRONMENTS, STEPS = 16, 25
 TERMS = ("objective", "governor", "score", "progress", "credit", "action", "prune", "indecision", "ratio")
@@ -114,7 +130,11 @@ def limits() -> Limits:
     )
 
 
-def run(updates: int, update_seconds: float) -> dict[str, float]:
+# -- the parts --------------------------------------------------------------------------------------------------------
+
+
+def parts(updates: int = 60) -> dict[str, float]:
+    """A default update (16 environments of 25 steps) handed to each kind of recorder."""
     facts = {}
     null, _ = measure(NullRecorder(), updates)
     facts["records made and thrown away, ms an update"] = null
@@ -126,7 +146,6 @@ def run(updates: int, update_seconds: float) -> dict[str, float]:
             name = level.name.lower()
             facts[f"{name}: caller, ms an update"] = calls
             facts[f"{name}: flush, ms an update"] = waits
-            facts[f"{name}: % of an update of {update_seconds:g} s"] = 0.1 * (calls + waits) / update_seconds
             facts[f"{name}: kB an update"] = path.stat().st_size / 1024 / updates
     detector = AnomalyDetector(limits(), agent.GradientDrift())
     facts["anomaly check, µs an update"] = microseconds(lambda: detector.check_all(METRICS, 0.5))
@@ -140,13 +159,110 @@ def run(updates: int, update_seconds: float) -> dict[str, float]:
     return facts
 
 
+# -- the whole --------------------------------------------------------------------------------------------------------
+
+
+class Watched(StoreRecorder):
+    """Counts the time that the training thread waits for the disk."""
+
+    waited = 0.0
+
+    def flush(self) -> None:
+        began = perf_counter()
+        super().flush()
+        self.waited += perf_counter() - began
+
+
+@dataclass(frozen=True)
+class Run:
+    """One training run."""
+
+    updates: list[tuple[float, float]]
+    """CPU and wall seconds of each update."""
+    weights: dict[str, torch.Tensor]
+    recording: float
+    """Seconds in calls that record, and in the anomaly check."""
+    waiting: float
+    """Seconds in `flush`."""
+    writing: float
+    """CPU seconds of other threads than the training one: of the writer, above all."""
+
+    @property
+    def cpu(self) -> float:
+        return sum(cpu for cpu, _ in self.updates)
+
+    @property
+    def wall(self) -> float:
+        return sum(wall for _, wall in self.updates)
+
+
+def train(config: TrainConfig, *, recorded: bool) -> Run:
+    with ExitStack() as stack:
+        folder = RunFolder.create(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run", config)
+        recorder = Watched(RunStore(folder.path / "run.sqlite")) if recorded else None
+        if not recorded:
+            for method in ("_decision", "_events", "_episode"):
+                stack.enter_context(patch.object(Journal, method, lambda *_: None))
+            stack.enter_context(patch.object(HealthMonitor, "after_update", lambda *_: []))
+        trainer = Trainer(config, folder, recorder)
+        clocks = [(process_time(), perf_counter(), thread_time())]
+        recording: list[float] = []
+
+        def note(report: UpdateReport) -> None:
+            clocks.append((process_time(), perf_counter(), thread_time()))
+            recording.append(report.metrics["seconds/telemetry"])
+
+        trainer.run(note)
+        trainer.close()
+        updates = [(b[0] - a[0], b[1] - a[1]) for a, b in pairwise(clocks)]
+        return Run(
+            updates,
+            {name: tensor.clone() for name, tensor in trainer.agent.network.state_dict().items()},
+            sum(recording),
+            0.0 if recorder is None else recorder.waited,
+            (clocks[-1][0] - clocks[0][0]) - (clocks[-1][2] - clocks[0][2]),
+        )
+
+
+def whole(config: TrainConfig, pairs: int) -> dict[str, float]:
+    """Overhead in percent: the median over paired updates, with quartiles; and where a recorded run's time went."""
+    train(config, recorded=True)  # the first run in a process is slower than all others
+    ratios: dict[str, list[float]] = {"CPU time": [], "wall time": []}
+    runs = []
+    for pair in range(pairs):
+        order = (True, False) if pair % 2 else (False, True)
+        found = {recorded: train(config, recorded=recorded) for recorded in order}
+        on, off = found[True], found[False]
+        assert all(torch.equal(on.weights[name], off.weights[name]) for name in on.weights), "recording changed weights"
+        for with_store, without in zip(on.updates, off.updates, strict=True):
+            for name, one, other in zip(ratios, with_store, without, strict=True):
+                ratios[name].append(100.0 * (one / other - 1.0))
+        runs.append(on)
+    wall, cpu = sum(run.wall for run in runs), sum(run.cpu for run in runs)
+    facts = {
+        "seconds an update": wall / pairs / config.updates,
+        "% of wall time in calls that record": 100.0 * sum(run.recording for run in runs) / wall,
+        "% of wall time waiting for the disk": 100.0 * sum(run.waiting for run in runs) / wall,
+        "% of CPU time in the writing thread": 100.0 * sum(run.writing for run in runs) / cpu,
+    }
+    for name, values in ratios.items():
+        low, middle, high = quantiles(values, n=4)
+        facts |= {f"{name}: % more with the store": middle, f"{name}: lower quartile": low}
+        facts |= {f"{name}: upper quartile": high}
+    return facts
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--updates", type=int, default=60)
-    parser.add_argument("--update-seconds", type=float, default=4.0)
+    parser.add_argument("--task", default="mixed/vector")
+    parser.add_argument("--envs", type=int, default=8)
+    parser.add_argument("--updates", type=int, default=2)
+    parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
-    facts = run(options.updates, options.update_seconds)
+    torch.set_num_threads(1)
+    config = TrainConfig(task=options.task, envs=options.envs, updates=options.updates, evaluate_every=0)
+    facts = parts() | whole(config, options.pairs)
     if options.json:
         print(json.dumps(facts, indent=1))
     else:

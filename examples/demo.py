@@ -1,59 +1,53 @@
-"""`make demo`: grow a small network on three seeds, beside the same network without growth, and keep the last one."""
+"""`make demo`: train a small controller, judge it beside the rules, and grow a network with it. A few minutes.
+
+Every run has a folder of its own (runs/demo, runs/demo-2, …): nothing that was there before is touched.
+"""
 
 from __future__ import annotations
 
-import statistics
+import shlex
+import sys
 import time
+from itertools import count
 from pathlib import Path
 
-import torch
-from rich.console import Console
-from rich.table import Table
+from esper.cli import main as esper
+from esper.cli.episodes import clock
 
-from esper.tasks import load_task
-from esper.training.growing import grow_task
-from esper.training.plot import plot_history
+DRAW = 3
+"""A held-out problem whose host lacks something that growing can give it (`esper compare` judges on it, too)."""
 
-OUT = Path("grown/demo")
-SEEDS = (0, 1, 2)
+
+def free_folder(runs: Path = Path("runs")) -> Path:
+    """The first of runs/demo, runs/demo-2, … that does not exist."""
+    names = (f"demo-{i}" if i > 1 else "demo" for i in count(1))
+    return next(runs / name for name in names if not (runs / name).exists())
+
+
+def step(words: list[str]) -> None:
+    """One command, as a person would type it; the demo ends where one fails or is interrupted."""
+    print(f"\n$ {shlex.join(['esper', *words])}", flush=True)
+    code = esper(words)
+    if code:
+        sys.exit(code)
 
 
 def main() -> None:
-    torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
-    console = Console()
     started = time.perf_counter()
-    table = Table("seed", "not grown", "grown", "gain", "parameters", title="mnist1d: test accuracy")
-    gains, grown_accuracies, control_accuracies = [], [], []
-    for seed in SEEDS:
-        task = load_task("mnist1d", seed=seed)
-        curve: list[float] = []
-        with console.status(f"growing seed {seed} …"):
-            grown = grow_task(
-                task, seed=seed, control=True, on_epoch=lambda _, c, to=curve: to.append(c.measured.accuracy)
-            )
-        assert grown.test is not None
-        assert grown.control is not None
-        grown_accuracies.append(grown.test.accuracy)
-        control_accuracies.append(grown.control.accuracy)
-        gains.append(grown.test.accuracy - grown.control.accuracy)
-        size = f"{grown.history.host_parameters:,} → {grown.parameters:,}"
-        table.add_row(
-            str(seed), f"{grown.control.accuracy:.1f} %", f"{grown.test.accuracy:.1f} %", f"{gains[-1]:+.1f}", size
-        )
-        if seed == SEEDS[0]:
-            grown.save(OUT)
-            plot_history(OUT / "growth.png", grown.history, curve, title=f"mnist1d, seed {seed}, heuristic controller")
-    table.add_section()
-    table.add_row(
-        f"mean of {len(SEEDS)}",
-        f"{statistics.mean(control_accuracies):.1f} %",
-        f"{statistics.mean(grown_accuracies):.1f} %",
-        f"{statistics.mean(gains):+.1f}",
-        "",
-    )
-    console.print(table)
-    console.print(f"The model of seed {SEEDS[0]} is in {OUT}; it loads without Esper: python {OUT}/model.py")
-    console.print(f"The picture of how it grew: {OUT}/growth.png   ({time.perf_counter() - started:.0f} s)")
+    run = free_folder()
+    grown = run / "grown"
+    step(["train", "--preset", "demo", "--run", str(run)])
+    step(["grow", "--task", "mixed/vector", "--draw", str(DRAW), "--controller", str(run), "--out", str(grown)])
+    print(f"\nDone in {clock(time.perf_counter() - started)}. Pictures and files of this run:")
+    kept = {
+        run / "comparison" / "comparison.png": "the controller you trained beside the rules, on problems it never saw",
+        grown / "growth.png": "how it grew one network",
+        grown / "model.py": "that network; it loads without Esper",
+    }
+    width = max(len(str(path)) for path in kept)
+    for path, what in kept.items():
+        print(f"  {path!s:<{width}}  {what}")
+    print("More: esper grow --task mnist1d (a rule grows a network), esper --help, README.md")
 
 
 if __name__ == "__main__":

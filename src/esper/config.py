@@ -7,6 +7,7 @@ import difflib
 import json
 import tomllib
 import types
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -22,17 +23,33 @@ def read_config(path: Path, kind: type[_Settings]) -> _Settings:
     values = _read(path)
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a table of settings, not a {type(values).__name__}")
+    return kind(**checked(values, kind, str(path)))
+
+
+def checked(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any]:
+    """The settings in `values`, by the names of the fields of the dataclass `kind`, each of its field's type."""
     hints = get_type_hints(kind)
-    known = [field.name for field in dataclasses.fields(kind) if field.init]  # type: ignore[arg-type]
+    known = _spellings(kind)
     settings: dict[str, Any] = {}
     for key, value in values.items():
-        name = key.replace("-", "_")
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
+        name = known.get(key.replace("-", "_"))
+        if name is None:
+            near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the settings are {', '.join(known)}"
-            raise ConfigError(f"{path}: unknown setting {key!r}; {hint}")
-        settings[name] = _typed(value, hints[name], f"{path}: {key}")
-    return kind(**settings)
+            raise ConfigError(f"{where}: unknown setting {key!r}; {hint}")
+        settings[name] = _typed(value, hints[name], f"{where}: {key}")
+    return settings
+
+
+def _spellings(kind: type) -> dict[str, str]:
+    """Setting → field. An option that the shell knows under another name (`tyro.conf.arg`) has that name here, too."""
+    marks = get_type_hints(kind, include_extras=True)
+    found = {}
+    for field in dataclasses.fields(kind):
+        if field.init:
+            given = [getattr(mark, "name", None) for mark in getattr(marks[field.name], "__metadata__", ())]
+            found[next((name for name in given if isinstance(name, str)), field.name)] = field.name
+    return found
 
 
 def _read(path: Path) -> Any:
@@ -52,6 +69,10 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
     for option in options:
         if get_origin(option) is Literal and value in get_args(option):
             return value
+        if get_origin(option) is dict and isinstance(value, dict):
+            return value
+        if get_origin(option) is tuple and isinstance(value, list) and len(value) == len(get_args(option)):
+            return tuple(_typed(one, each, where) for one, each in zip(value, get_args(option), strict=True))
         if option is Path and isinstance(value, str):
             return Path(value)
         if option is float and isinstance(value, int) and not isinstance(value, bool):
@@ -65,4 +86,6 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
 def _spelled(option: Any) -> str:
     if get_origin(option) is Literal:
         return "one of " + ", ".join(map(str, get_args(option)))
-    return str(option.__name__)
+    if get_origin(option) is tuple:
+        return f"a list of {len(get_args(option))}"
+    return "a table" if get_origin(option) is dict else str(option.__name__)

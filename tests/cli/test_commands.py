@@ -12,6 +12,8 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
+from esper.tasks.family import get_family
+from esper.training.evaluation import Job, run_job
 
 Capture = pytest.CaptureFixture[str]
 ESPER = [sys.executable, "-m", "esper"]
@@ -54,6 +56,30 @@ def test_grow_shows_tables_to_a_person(tmp_path: Path, monkeypatch: pytest.Monke
     assert (tmp_path / "grown" / "digits-none-0" / "model.pt2").exists()
 
 
+def test_grow_on_a_problem_of_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """The held-out problem that `esper compare` knows by this number, epoch by epoch the same."""
+    monkeypatch.chdir(tmp_path)
+    assert main(["grow", "--task", "mixed/vector", "--draw", "3", "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["out"] == "grown/mixed-vector-heuristic-draw-3"
+    draw = get_family("mixed/vector").draw(3, held_out=True)
+    history = json.loads((tmp_path / facts["out"] / "history.json").read_text())
+    assert len(history["epochs"]) == draw.horizon
+    assert (tmp_path / facts["out"] / "model.pt2").exists()
+    (episode,) = run_job(Job("heuristic", "mixed/vector", "heuristic", (3,)))
+    assert history["epochs"][-1]["val_accuracy"] == pytest.approx(episode.val_accuracy)
+    assert facts["host_parameters"] == episode.host_parameters
+
+
+def test_limits_of_a_problem_can_be_changed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = ["grow", "--task", "digits", "--draw", "0", "--epochs", "3", "--max-seeds", "1", "--json", "--no-control"]
+    assert main([*words, "--controller", "random"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    assert facts["out"] == "grown/digits-random-draw-0"  # not the place of `--task digits`, which is another problem
+    assert len(json.loads((tmp_path / facts["out"] / "history.json").read_text())["epochs"]) == 3
+
+
 def test_a_config_file_gives_defaults_that_options_override(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
@@ -94,6 +120,11 @@ def test_ctrl_c_saves_and_says_so(tmp_path: Path) -> None:
         (("grow", "--config", "missing.toml"), "missing.toml"),
         (("grow", "--out", "/proc/esper"), "choose another folder"),
         (("grow", "--controller", "plan.toml"), "plan.toml"),
+        (("grow", "--task", "mixed/vectr"), "no kind of mixed problem starts so"),
+        (("grow", "--task", "mixed", "--draw", "-1"), "numbered from 0"),
+        (("grow", "--task", "mixed", "--seed", "1"), "choose another problem with --draw"),
+        (("grow", "--task", "digits", "--epochs", "0"), "epochs must be at least 1"),
+        (("grow", "--controller", "."), "holds no training run"),
     ],
 )
 def test_bad_input_ends_with_one_clear_line(

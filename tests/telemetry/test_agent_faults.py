@@ -28,14 +28,16 @@ from esper.telemetry.gradients import GradientWatch
 HEALTHY = PPOConfig(learning_rate=1e-3, epochs=3, minibatches=2)
 
 
-def train(config: PPOConfig, updates: int, fault: Callable[[PPOAgent], None] = lambda agent: None) -> set[str]:
-    """Names of the anomalies of a run of `updates` updates, the fault made half way."""
+def train(
+    config: PPOConfig, updates: int, fault: Callable[[PPOAgent], None] = lambda agent: None, at: int = 10
+) -> set[str]:
+    """Names of the anomalies of a run of `updates` updates, the fault made in update `at`."""
     env = CartPoleWithoutVelocities(8)
     agent = make_agent(env, config, steps=32, hidden=32)
     detector = AnomalyDetector(limits(config.max_grad_norm), GradientDrift(momentum=0.9))
     now, found = env.reset(), set()
     for update in range(1, updates + 1):
-        if update == updates // 2:
+        if update == at:
             fault(agent)
         now = rollout(env, agent, now)
         found |= {anomaly.name for anomaly in detector.check_all(agent.update().flat(), update / updates)}
@@ -62,17 +64,17 @@ def test_a_healthy_run_is_silent() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault", "expected"),
+    ("fault", "at", "expected"),
     [
-        (set_learning_rate(100 * HEALTHY.learning_rate), {"kl_spike", "kl_extreme"}),
-        (set_learning_rate(0.0), {"kl_stalled"}),
-        (spoil_gradients, {"skipped_steps"}),
-        (reverse_entropy, {"entropy_collapse"}),
+        (set_learning_rate(100 * HEALTHY.learning_rate), 10, {"kl_spike", "kl_extreme"}),
+        (set_learning_rate(0.0), 10, {"kl_stalled"}),
+        (spoil_gradients, 10, {"skipped_steps"}),
+        (reverse_entropy, 3, {"entropy_collapse"}),  # before anything is learnt: a policy that has learnt may decide
     ],
     ids=["learning rate x 100", "frozen weights", "NaN gradient", "negative entropy coefficient"],
 )
-def test_a_fault_is_found(fault: Callable[[PPOAgent], None], expected: set[str]) -> None:
-    found = train(HEALTHY, 20, fault)
+def test_a_fault_is_found(fault: Callable[[PPOAgent], None], at: int, expected: set[str]) -> None:
+    found = train(HEALTHY, 20, fault, at)
     assert found & expected, f"reported {found}"
 
 
@@ -93,7 +95,8 @@ def test_the_detector_reads_names_that_the_agent_writes() -> None:
             return dict.__contains__(self, key)
 
     AnomalyDetector(limits(), GradientDrift()).check_all(Watched(written), 0.5)
-    assert read <= set(written), f"unknown: {read - set(written)}"
+    from_the_loop = {"episode/score"}  # tests/training/test_growth_faults.py sees it written
+    assert read - from_the_loop <= set(written), f"unknown: {read - set(written)}"
     assert len(read) > 20
     assert {"kl", "clip_fraction", "explained_variance", "ratio_max"} <= set(GLOSSARY)
 

@@ -23,6 +23,7 @@ from esper.agent.diagnostics import (
 )
 from esper.telemetry import Anomaly, AnomalyDetector, Escalation, Event, HealthMonitor, Level, NullRecorder
 from esper.telemetry.anomalies import RECOVERY, REMINDER, Phase
+from esper.telemetry.readings import Improvement
 from esper.telemetry.symptoms import SYMPTOMS
 
 UPDATES = 60
@@ -57,7 +58,7 @@ def test_returns_may_be_noisy_and_flat(seed: int) -> None:
 FAULTS = {
     # name: (fault, first update that reports it when the fault begins at update 30, seen, limit)
     "ratio_explosion": ({"ratio_max": 6.0}, 30, 6.0, RATIO_HIGH),
-    "entropy_collapse": ({"blueprint/entropy": 0.01}, 32, 0.01, 0.5 * ENTROPY_COLLAPSED),
+    "entropy_collapse": ({"blueprint/entropy": 0.01, "return_mean": 30.0}, 32, 0.01, 0.5 * ENTROPY_COLLAPSED),
     "kl_spike": ({"kl_max": 0.2}, 30, 0.2, KL_SPIKE),
     "kl_extreme": ({"kl_max": 0.9}, 30, 0.9, 0.5),
     "kl_stalled": ({"kl": 1e-9}, 32, 1e-9, 1e-7),
@@ -201,6 +202,55 @@ def test_a_head_without_a_choice_has_no_entropy_to_lose() -> None:
     assert [a.name for _ in range(10) for a in watching.check_all(gone, 0.5)] == ["entropy_collapse"]
 
 
+def decided(head: str, phase: float, objectives: list[float], metric: str = "episode/score") -> list[str]:
+    """What is reported when a head is sure of itself from the eleventh update on, in a run with these objectives."""
+    watching, found = detector(), []
+    for update, objective in enumerate(objectives, start=1):
+        metrics = {f"{head}/entropy": 0.9 if update <= 10 else 0.001, metric: objective}
+        found += [a.name for a in watching.check_all(metrics, phase)]
+    return found
+
+
+FLAT, RISING = [50.0, 54.0, 48.0, 52.0, 46.0] * 4, [50.0, 54.0, 48.0, 52.0, 46.0] + [80.0, 84.0, 78.0, 82.0, 76.0] * 3
+
+
+def test_a_head_may_decide_in_a_run_that_has_improved() -> None:
+    # the first five: mean 50, variance 10; the last five the same 30 points higher: 30 > 2·√(20 / 5) = 4
+    for head in ("slot", "blueprint", "blend"):
+        assert decided(head, 0.2, FLAT) == ["entropy_collapse"]
+        assert decided(head, 0.2, RISING) == []
+        assert decided(head, 0.05, RISING) == ["entropy_collapse"]  # nothing can be known in the first tenth
+    assert decided("op", 0.2, RISING) == ["entropy_collapse"]  # it decides whether the others are ever tried
+    assert decided("op", 0.8, RISING) == []
+    assert decided("op", 0.8, FLAT) == ["entropy_collapse"]
+    assert decided("blueprint", 0.2, RISING, "return_mean") == []  # where the loop reports no score
+
+
+def test_returns_that_rise_without_the_score_are_no_improvement() -> None:
+    watching, found = detector(), []
+    for update in range(1, 21):
+        entropy = 0.9 if update <= 10 else 0.001
+        metrics = {"blueprint/entropy": entropy, "episode/score": 50.0 + update % 2, "return_mean": 10.0 * update}
+        found += [a.name for a in watching.check_all(metrics, 0.5)]
+    assert found == ["entropy_collapse"]
+
+
+def test_an_improvement_is_more_than_its_noise() -> None:
+    improvement = Improvement()
+    for value in [50.0, 54.0, 48.0, 52.0, 46.0]:  # mean 50, variance 10
+        improvement.note({"return_mean": value})
+    for value in [54.0, 58.0, 52.0, 56.0]:
+        improvement.note({"return_mean": value})
+        assert not improvement.shown  # fewer than five
+    improvement.note({"return_mean": 49.9})
+    # five with mean 53.98: 3.98 < 2·√((10 + 10.2) / 5) = 4.02
+    assert not improvement.shown
+    improvement.note({"return_mean": 54.5})
+    assert improvement.shown  # 58, 52, 56, 49.9, 54.5: mean 54.08
+    improvement.note({"return_mean": nan})
+    assert len(improvement.last) == 5
+
+
 def test_without_a_recurrent_state_there_is_nothing_to_judge() -> None:
     assert LSTMHealth.of(None) is None  # so the metrics have no lstm/… at all
     assert lasting({"kl": 0.01}, 0.5) == []
@@ -301,7 +351,7 @@ class Events(NullRecorder):
         self.events.append(event)
 
 
-@pytest.mark.parametrize("fault", [{"op/entropy": 0.01}, {"kl_max": 0.3}])
+@pytest.mark.parametrize("fault", [{"op/entropy": 0.01, "return_mean": 30.0}, {"kl_max": 0.3}])
 def test_an_anomaly_makes_the_next_updates_detailed_then_back(fault: dict[str, float]) -> None:
     recorder = Events()
     monitor = HealthMonitor(recorder, detector(), Escalation(updates=3))

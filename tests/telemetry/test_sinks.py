@@ -15,6 +15,7 @@ import pytest
 from telemetry_samples import record_update, sample_episode
 
 from esper.telemetry import Event, Recorder
+from esper.telemetry.optional import PackageMissingError
 from esper.telemetry.tensorboard import TensorBoardSink
 from esper.telemetry.wandb import WandbSink
 
@@ -26,7 +27,7 @@ def test_a_missing_package_is_named_with_the_way_to_get_it(
     for module in [m for m in sys.modules if m.startswith("torch.utils.tensorboard")]:
         monkeypatch.delitem(sys.modules, module)
     monkeypatch.setitem(sys.modules, name, None)  # an import of None is an ImportError
-    with pytest.raises(ImportError, match=rf"pip install 'esper\[{name}\]'"):
+    with pytest.raises(PackageMissingError, match=rf"pip install 'esper\[{name}\]'"):
         TensorBoardSink(tmp_path) if name == "tensorboard" else WandbSink("project")
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -13,8 +15,10 @@ from esper.training.statistics import (
     interquartile_mean,
     mean,
     paired,
+    paired_t_test,
     pareto_front,
     share_above_zero,
+    student_p,
 )
 
 
@@ -123,3 +127,42 @@ def test_pareto_front() -> None:
     assert pareto_front([2.0, 1.0], [5.0, 5.0]) == [1]  # as good and cheaper
     assert pareto_front([1.0, 1.0], [5.0, 5.0]) == [0, 1]  # equals do not beat each other
     assert pareto_front([], []) == []
+
+
+@pytest.mark.parametrize(
+    ("t", "freedom", "p"),
+    [
+        (1.0, 1, 0.5),  # Cauchy: 1 − 2·atan(1)/π
+        (math.sqrt(2.0), 2, 1.0 - math.sqrt(0.5)),  # 1 − t/√(2 + t²)
+        (0.0, 7, 1.0),
+        (12.7062, 1, 0.05),  # the rest from printed tables
+        (3.18245, 3, 0.05),
+        (2.22814, 10, 0.05),
+        (2.75639, 29, 0.01),
+        (2.68456, 47, 0.01),
+        (-2.68456, 47, 0.01),
+        (math.inf, 5, 0.0),
+    ],
+)
+def test_the_probability_of_students_t(t: float, freedom: int, p: float) -> None:
+    assert student_p(t, freedom) == pytest.approx(p, rel=2e-4, abs=1e-15)
+
+
+def test_a_paired_test_by_hand() -> None:
+    # mean 2.5, standard deviation √(5/3), standard error √(5/3)/2 → t = 2.5 / 0.6455 = √15; with 3 degrees of freedom
+    # p = 1 − 2/π·(θ + sin θ cos θ) at θ = atan(√5): 1 − 2/π·(1.15026 + √5/6)
+    found = paired_t_test([1.0, 2.0, 3.0, 4.0])
+    assert found is not None
+    assert (found.mean, found.count) == (2.5, 4)
+    assert found.t == pytest.approx(math.sqrt(15.0))
+    assert found.p == pytest.approx(1.0 - 2.0 / math.pi * (math.atan(math.sqrt(5.0)) + math.sqrt(5.0) / 6.0))
+
+
+def test_a_paired_test_at_its_limits() -> None:
+    assert paired_t_test([3.0]) is None
+    assert paired_t_test([]) is None
+    same, nothing = paired_t_test([2.0, 2.0]), paired_t_test([0.0, 0.0])
+    assert same is not None
+    assert nothing is not None
+    assert (same.t, same.p) == (math.inf, 0.0)
+    assert (nothing.t, nothing.p) == (0.0, 1.0)

@@ -123,6 +123,36 @@ def test_a_trained_controller_grows_a_model(uninterrupted: Path) -> None:
     assert len(grown.history.records) == 6
 
 
+def test_a_controller_serves_hosts_with_more_slots_than_it_was_trained_on(uninterrupted: Path) -> None:
+    from esper.tasks.family import get_family
+
+    draw = get_family("mixed/vector").draw(1, held_out=True)
+    assert len(draw.task.slots) > get_family("digits").slots
+    grown = grow_task(draw.task, controller=str(uninterrupted), epochs=3, seed=draw.seed, budget=draw.budget)
+    assert len(grown.history.records) == 3
+
+
+def test_a_controller_for_other_blueprints_is_refused(
+    uninterrupted: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
+) -> None:
+    """By its numbers: it must never plant one kind and mean another. And more kinds than it has room for."""
+    from esper.agent import controller
+
+    names = controller.blueprint_names()
+    learned = make_controller(str(uninterrupted))
+    monkeypatch.setattr(controller, "blueprint_names", lambda: (*names, "mine"))
+    make_controller(str(uninterrupted)).reset([0])  # there is room for a few that came later
+    monkeypatch.setattr(controller, "blueprint_names", lambda: (*names, *(f"mine {i}" for i in range(9))))
+    with pytest.raises(ValueError, match=r"has room for \d+ kinds of seed and \d+ are registered"):
+        learned.reset([0])
+    monkeypatch.setattr(controller, "blueprint_names", lambda: ("mine", *names))
+    monkeypatch.chdir(tmp_path)
+    assert main(["grow", "--task", "digits", "--controller", str(uninterrupted)]) == 1
+    said = capsys.readouterr().err
+    assert f"seed kind 0 was '{names[0]}'; here it is 'mine'" in said
+    assert said.count("\n") == 1
+
+
 def test_old_checkpoints_go_and_the_best_stays(uninterrupted: Path) -> None:
     names = sorted(path.name for path in (uninterrupted / "checkpoints").iterdir())
     assert names == ["best.safetensors", *(f"update-{n:06d}.safetensors" for n in (2, 3, 4))]
@@ -152,9 +182,10 @@ def test_a_run_is_neither_overwritten_nor_shared(uninterrupted: Path) -> None:
     with pytest.raises(RunFolderError, match="--resume"):
         RunFolder.create(uninterrupted, TINY)
     folder, _ = RunFolder.open(uninterrupted)
-    folder.lock()
-    with pytest.raises(RunFolderError, match="another process"):
-        folder.lock()
+    with folder.lock(), pytest.raises(RunFolderError, match="another process"), folder.lock():
+        pass
+    with folder.lock():
+        pass  # it was let go
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ class TinyFamily:
     """Which of two marks comes first in a short noisy series? A host of 1×1 kernels cannot tell."""
 
     name = "tiny"
+    slots = 2
 
     def __init__(self, horizon: int = 10) -> None:
         self.horizon = horizon

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, claim_file, clock, pick_workers, wide_console, with_interval
+from esper.cli.episodes import Watch, claim_file, clock, file_name, pick_workers, wide_console, with_interval
 from esper.cli.grow import claim
 
 if TYPE_CHECKING:
@@ -25,7 +25,8 @@ class Compare:
     task: str = "mixed"
     """A family of tasks (mixed, natural) or one task; `esper info` lists the tasks."""
     controllers: str = "none,random,schedule,heuristic"
-    """Names and paths, separated by commas: none, random, schedule, heuristic, a .toml file, a checkpoint, a run."""
+    """Names and paths, separated by commas: none, random, schedule, heuristic, a .toml file, a checkpoint, a run.
+    NAME=PATH says what to call it in the table."""
     episodes: int = 32
     """Held-out draws; every controller works on all of them."""
     seed: int = 0
@@ -38,28 +39,33 @@ class Compare:
     """Folder for the table as JSON and the plot; the default is compared/TASK-SEED."""
     json: str | None = None
     """Also write the JSON to this file; - is the standard output, in place of the table."""
+    data_dir: Path | None = None
+    """Where the data files are, for tasks that read some."""
+    text_file: Path | None = None
+    """The text to learn, for the task `text`."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
 
     def run(self) -> int:
-        from esper.tasks.family import get_family
+        from esper.tasks.family import family_of
         from esper.training.comparison import compare, summarise, to_json
         from esper.training.evaluation import draw_numbers
         from esper.training.growing import pick_device
         from esper.training.interrupt import interruptible
 
         numbers = draw_numbers(self.episodes, self.seed)
-        controllers = _labels(self.controllers)
-        get_family(self.task).draw(numbers[0], held_out=True)  # find out now, not in a worker, what cannot be drawn
+        controllers = labelled(self.controllers)
+        family = family_of(self.task, data_dir=self.data_dir, text_file=self.text_file)
+        family.draw(numbers[0], held_out=True)  # find out now, not in a worker, what cannot be drawn
         device = pick_device(self.device)
-        out = self.out or Path("compared") / f"{self.task}-{self.seed}"
+        out = self.out or Path("compared") / f"{file_name(self.task)}-{self.seed}"
         claim(out)
         if self.json not in (None, "-"):
             claim_file(Path(str(self.json)), "--json")
         console = wide_console(stderr=self.json == "-")
         with interruptible() as interrupt, Watch(console) as watch:
             found = compare(
-                self.task,
+                family if self.data_dir or self.text_file else self.task,
                 controllers,
                 numbers,
                 controls=self.controls,
@@ -79,17 +85,19 @@ class Compare:
         return 130 if found.interrupted else 0
 
 
-def _labels(words: str) -> dict[str, str]:
+def labelled(words: str) -> dict[str, str]:
     """By the name in the table: the controller's name or path. Each must be one that can be made."""
     from esper.training.catalogue import make_controller
 
     found: dict[str, str] = {}
     for word in filter(None, (part.strip() for part in words.split(","))):
-        make_controller(word)
-        label = word if Path(word).name in found else Path(word).name
+        name, named, rest = word.partition("=")
+        given, path = (name, rest) if named and not Path(word).exists() else ("", word)
+        make_controller(path)
+        label = given or (path if Path(path).name in found else Path(path).name)
         if label in found:
-            raise ValueError(f"the controller {word!r} is named twice")
-        found[label] = word
+            raise ValueError(f"the controller {label!r} is named twice")
+        found[label] = path
     if not found:
         raise ValueError("no controller is named: give --controllers some names or paths, separated by commas")
     return found

@@ -56,6 +56,11 @@ class Watch:
             self.console.print(f"{done}/{total} episodes in {clock(spent)}, {left}; last: {label}", soft_wrap=True)
 
 
+def file_name(task: str) -> str:
+    """Of what is kept about a task: `mixed/vector` is one name, not a folder in a folder."""
+    return task.replace("/", "-")
+
+
 def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"

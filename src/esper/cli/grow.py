@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from esper.cli.episodes import file_name, wide_console
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
     from esper.engine.eager import EpochRecord
+    from esper.tasks.family import Draw
     from esper.tasks.registry import Task
     from esper.training.growing import Grown
+
+EPOCHS = 40
+"""Of a task, which has no horizon of its own."""
 
 
 @dataclass(frozen=True)
@@ -22,17 +28,20 @@ class Grow:
     """Train the host of a task while a controller grows it; keep the plain model, its history and a picture."""
 
     task: str = "mnist1d"
-    """What to learn; `esper info` lists the tasks."""
+    """What to learn; `esper info` lists the tasks. Or a family of problems (mixed, mixed/vector, natural)."""
+    draw: int | None = None
+    """Number of the held-out problem of a family, which brings its own data, host, epochs and limits; 0 if not given.
+    The same numbers are those of `esper compare`."""
     controller: str = "heuristic"
     """Who decides: none, random, schedule, heuristic, or the path of a .toml, a checkpoint, or a run."""
-    epochs: int = 40
-    """Epochs of training; the controller acts once per epoch."""
+    epochs: int | None = None
+    """Epochs of training; the controller acts once per epoch. The default is 40, or what the family's problem has."""
     seed: int = 0
     """Decides the data split, the host's start, its minibatches and its seeds."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
     out: Path | None = None
-    """Folder for the results; the default is grown/TASK-CONTROLLER-SEED."""
+    """Folder for the results; the default is grown/TASK-CONTROLLER-SEED, or -draw-DRAW."""
     param_budget: int | None = None
     """Most parameters that the grown network may have."""
     max_seeds: int | None = None
@@ -48,31 +57,26 @@ class Grow:
 
     def run(self) -> int:
         import torch
-        from rich.console import Console
 
-        from esper.tasks import load_task
+        from esper.training.catalogue import make_controller
         from esper.training.growing import grow_task, pick_device
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
-        console = Console(stderr=self.json)
-        task = load_task(
-            self.task,
-            seed=self.seed,
-            data_dir=self.data_dir,
-            text_file=self.text_file,
-            device=pick_device(self.device),
-        )
-        out = self.out or Path("grown") / f"{self.task}-{Path(self.controller).stem}-{self.seed}"
+        console = wide_console(stderr=self.json)
+        controller = make_controller(self.controller)
+        problem = self._problem()
+        task = problem.task.to(pick_device(self.device))
+        out = self._folder()
         claim(out)
         control_accuracies: list[float] = []
-        with _progress(console, task, self.epochs, control_accuracies) as on_epoch:
+        with _progress(console, task, problem.horizon, control_accuracies) as on_epoch:
             grown = grow_task(
                 task,
-                controller=self.controller,
-                epochs=self.epochs,
-                seed=self.seed,
-                budget=self.param_budget,
-                max_seeds=self.max_seeds,
+                controller=controller,
+                epochs=problem.horizon,
+                seed=problem.seed,
+                budget=problem.budget,
+                max_seeds=problem.max_seeds,
                 control=self.control,
                 on_epoch=on_epoch,
             )
@@ -83,6 +87,33 @@ class Grow:
         else:
             _show(console, grown, task, out, remarks)
         return 130 if grown.interrupted else 0
+
+    def _problem(self) -> Draw:
+        """A task as it is, or one held-out problem of a family; with the limits that were asked for."""
+        from esper.tasks import load_task, task_names
+        from esper.tasks.family import Draw, family_of
+
+        if self.draw is None and self.task in task_names():
+            task = load_task(self.task, seed=self.seed, data_dir=self.data_dir, text_file=self.text_file)
+            found = Draw(task, self.seed, EPOCHS, None, None, {})
+        elif self.seed != 0:
+            raise ValueError("a problem of a family brings its own seed: choose another problem with --draw")
+        else:
+            family = family_of(self.task, data_dir=self.data_dir, text_file=self.text_file)
+            found = family.draw(self.draw or 0, held_out=True)
+        return replace(
+            found,
+            horizon=found.horizon if self.epochs is None else self.epochs,
+            budget=found.budget if self.param_budget is None else self.param_budget,
+            max_seeds=found.max_seeds if self.max_seeds is None else self.max_seeds,
+        )
+
+    def _folder(self) -> Path:
+        from esper.tasks import task_names
+
+        is_task = self.draw is None and self.task in task_names()
+        which = str(self.seed) if is_task else f"draw-{self.draw or 0}"
+        return self.out or Path("grown") / f"{file_name(self.task)}-{Path(self.controller).stem}-{which}"
 
 
 def claim(out: Path) -> None:
@@ -157,7 +188,8 @@ def _plot(path: Path, grown: Grown, control: list[float], task: Task) -> list[st
     from esper.training.plot import PlotUnavailableError, plot_history
 
     try:
-        plot_history(path, grown.history, control, title=f"{task.name}, controller {grown.history.controller}")
+        title = f"{task.name}: {task.description}; controller: {grown.history.controller}"
+        plot_history(path, grown.history, control, title=title)
     except PlotUnavailableError as error:
         return [str(error)]
     return []
@@ -191,7 +223,8 @@ def _show(console: Console, grown: Grown, task: Task, out: Path, remarks: list[s
     if stories:
         table = Table("slot", "seed", "epochs", "planted because", "became", "because", title="What grew")
         for story in stories:
-            span = f"{story.born + 1}–{story.ended + 1}"
+            last = min(story.ended + 1, len(grown.history.records))  # what ends with the run ends after its last epoch
+            span = f"{story.born + 1}–{last}"
             table.add_row(story.slot, story.blueprint, span, story.why_born, story.fate.name.lower(), story.why_ended)
         console.print(table)
     else:
@@ -212,7 +245,8 @@ def _show(console: Console, grown: Grown, task: Task, out: Path, remarks: list[s
         console.print(f"Stopped after {len(grown.history.records)} epochs; what was grown so far is kept.")
     for remark in remarks:
         console.print(f"note: {remark}")
-    console.print(f"Saved in {out}: {', '.join(sorted(path.name for path in out.iterdir()))}")
+    names = ", ".join(sorted(path.name for path in out.iterdir()))
+    console.print(f"Saved in {out}: {names}", soft_wrap=True)
 
 
 COMMAND = Grow

@@ -20,6 +20,7 @@ class Info:
         from esper.growth.blueprints import LAYOUTS, blueprint_names
         from esper.policy.catalogue import CONTROLLERS
         from esper.tasks import task_names
+        from esper.tasks.family import family_names
 
         fits = {name: _layouts(name) for name in blueprint_names()}
         devices = ["cpu", *(f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count()))]
@@ -28,6 +29,7 @@ class Info:
             "torch": str(torch.__version__),
             "devices": devices,
             "tasks": list(task_names()),
+            "families": [name for name in family_names() if name not in task_names()],
             "controllers": list(CONTROLLERS),
             "layouts": dict(LAYOUTS),
             "blueprints": fits,
@@ -50,7 +52,7 @@ def _show(facts: dict[str, object]) -> None:
 
     console = Console()
     console.print(f"esper {facts['version']}, torch {facts['torch']}")
-    for key in ("devices", "tasks", "controllers"):
+    for key in ("devices", "tasks", "families", "controllers"):
         values = facts[key]
         assert isinstance(values, list)
         console.print(f"[bold]{key}[/bold]: {', '.join(values)}")

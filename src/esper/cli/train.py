@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
+import shlex
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from esper.cli.episodes import clock, pick_workers, wide_console
+from esper.cli.episodes import clock, file_name, pick_workers, wide_console
+from esper.cli.train_watch import TrainWatch
 
 if TYPE_CHECKING:
     from rich.console import Console
-    from rich.table import Table
 
     from esper.telemetry.recorder import Recorder
     from esper.training.loop import Trainer, UpdateReport
     from esper.training.run_folder import RunFolder
     from esper.training.train_config import TrainConfig
+
+CHANGED = ("task", "envs", "updates", "seed", "init", "evaluate_every", "data_dir", "text_file")
+"""Options that replace the preset's setting of the same name."""
+CHANGED_ON_RESUME = {"updates", "data_dir", "text_file"}
+"""A run may go on longer, and its files may have moved; anything else would make it another run."""
 
 
 @dataclass(frozen=True)
@@ -28,19 +34,29 @@ class Train:
     preset: Literal["demo", "mixed", "mnist1d", "cifar10", "text"] = "mixed"
     """A complete configuration; the options below change parts of it."""
     task: str | None = None
-    """Family of problems: mixed, natural, or one task."""
+    """Family of problems: mixed, mixed/vector, natural, …, or one task."""
     envs: int | None = None
     """Networks that grow side by side."""
     updates: int | None = None
     """Rollouts and PPO updates in all."""
     seed: int | None = None
     """Decides the agent's start, its choices, and which problems it sees."""
+    init: Path | None = None
+    """Start from the policy in this checkpoint: of esper clone, of esper offline, of another run."""
+    teacher_kl: float | None = None
+    """With --init: weight of the distance to that policy in the loss; it falls to zero over 20 updates."""
     reward: Literal["shaped", "simplified", "sparse", "minimal"] | None = None
     """How much the reward says before the end of an episode."""
+    evaluate_every: int | None = None
+    """Updates between evaluations on held-out problems, whose best policy is kept; 0 is never."""
     run_dir: Annotated[Path | None, tyro.conf.arg(name="run")] = None
     """Folder of the run; the default is runs/TASK-SEED."""
     resume: Path | None = None
     """Continue the run in this folder, exactly where it stopped."""
+    data_dir: Path | None = None
+    """Where the data files are, for tasks that read some."""
+    text_file: Path | None = None
+    """The text to learn, for the task `text`."""
     device: str = "auto"
     """cpu, cuda, …; auto is a GPU if there is one."""
     workers: int | None = None
@@ -49,169 +65,167 @@ class Train:
     """Write torch profiler traces of the first updates to this folder."""
     tensorboard: bool = False
     """Also write TensorBoard files into the run's folder."""
+    wandb: str | None = None
+    """Also send metrics to this project of Weights & Biases."""
     compare_episodes: int = 16
     """Held-out problems for the comparison at the end; 0 leaves it out."""
+    ppo: Annotated[dict[str, Any] | None, tyro.conf.Suppress] = None
+    """A table `[ppo]` of the --config file: settings of the agent (`PPOConfig`) in place of the preset's."""
 
     def run(self) -> int:
         import torch
 
-        from esper.telemetry.profiler import profiling
         from esper.training.growing import pick_device
-        from esper.training.interrupt import interruptible
         from esper.training.loop import Trainer
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         console = wide_console(stderr=False)
         device = pick_device(self.device)
         workers = pick_workers(self.workers, device.type)
-        folder, config = self._folder()
-        folder.lock()
-        recorder = _recorder(folder, tensorboard=self.tensorboard)
-        trainer = Trainer(config, folder, recorder, workers=min(workers, config.envs), device=str(device))
-        try:
-            trainer.resume()
-            _begin_session(recorder, trainer)
-            with interruptible() as interrupt, _watch(console, trainer) as show, profiling(self.profile) as profile:
-
-                def on_update(report: UpdateReport) -> None:
-                    show(report)
-                    profile.step()
-
-                finished = trainer.run(on_update, stop=lambda: interrupt.requested)
-        finally:
-            trainer.close()
+        folder, config = self._begin()
+        started = time.perf_counter()
+        with folder.lock():
+            recorder = self._recorder(folder, config)
+            trainer = Trainer(config, folder, recorder, workers=min(workers, config.envs), device=str(device))
+            try:
+                finished = self._train(console, trainer)
+            finally:
+                trainer.close()
         if not finished:
-            console.print(f"Stopped after update {trainer.update}; continue with: esper train --resume {folder.path}")
+            again = shlex.join(["esper", "train", "--resume", str(folder.path)])
+            console.print(f"Stopped after update {trainer.update}; continue with: {again}", soft_wrap=True)
             return 130
-        return self._judge(console, folder, config, workers)
+        return self._judge(console, folder, config, workers, clock(time.perf_counter() - started))
 
-    def _folder(self) -> tuple[RunFolder, TrainConfig]:
+    def _train(self, console: Console, trainer: Trainer) -> bool:
+        """Whether it went on to the last update."""
+        from esper.telemetry.profiler import profiling
+        from esper.training.interrupt import interruptible
+
+        trainer.resume()
+        _begin_session(trainer)
+        with interruptible() as interrupt, TrainWatch(console, trainer) as show, profiling(self.profile) as profile:
+
+            def on_update(report: UpdateReport) -> None:
+                show(report)
+                profile.step()
+
+            return trainer.run(on_update, stop=lambda: interrupt.requested)
+
+    # -- what to do, and where -----------------------------------------------------------------------------------------
+
+    def _begin(self) -> tuple[RunFolder, TrainConfig]:
+        """The run's folder and configuration. What cannot be used is found out before there is a folder."""
+        from esper.agent.controller import LearnedController
         from esper.training.run_folder import RunFolder
-        from esper.training.train_config import PRESETS
 
-        changes = {name: getattr(self, name) for name in ("task", "envs", "updates", "seed")}
-        changes = {name: value for name, value in changes.items() if value is not None}
+        config = self._config() if self.resume is None else self._resumed(RunFolder.open(self.resume)[1])
+        config.family().draw(config.numbers(1)[0])
+        self._check_sinks()
+        if self.init is not None:
+            LearnedController.load(self.init)
         if self.resume is not None:
-            folder, config = RunFolder.open(self.resume)
-            if set(changes) - {"updates"} or self.reward is not None:
-                raise ValueError("a resumed run keeps its configuration; only --updates may be given, to go on longer")
-            return folder, replace(config, **changes)
-        config = replace(PRESETS[self.preset], **changes)
-        if self.reward is not None:
-            config = replace(config, reward=replace(config.reward, mode=self.reward))
-        path = self.run_dir or Path("runs") / f"{config.task}-{config.seed}"
+            return RunFolder(self.resume), config
+        path = self.run_dir or Path("runs") / f"{file_name(config.task)}-{config.seed}"
         return RunFolder.create(path, config), config
 
-    def _judge(self, console: Console, folder: RunFolder, config: TrainConfig, workers: int) -> int:
-        """The frozen policy beside the rules, on problems that nobody trained on."""
-        from esper.cli.compare import Compare
+    def _changes(self) -> dict[str, Any]:
+        given = {name: getattr(self, name) for name in CHANGED if getattr(self, name) is not None}
+        return {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in given.items()}
 
-        console.print(f"Trained: {folder.path}", soft_wrap=True)
+    def _config(self) -> TrainConfig:
+        from esper.agent.config import PPOConfig
+        from esper.config import checked
+        from esper.training.train_config import PRESETS
+
+        preset = PRESETS[self.preset]
+        ppo = replace(preset.ppo, **checked(self.ppo or {}, PPOConfig, "ppo"))
+        if self.teacher_kl is not None:
+            if self.init is None:
+                raise ValueError("--teacher-kl needs a teacher: name its checkpoint with --init")
+            ppo = replace(ppo, teacher_kl=self.teacher_kl)
+        reward = replace(preset.reward, gamma=ppo.discount)  # shaping is neutral for the agent's own discount only
+        if self.reward is not None:
+            reward = replace(reward, mode=self.reward)
+        return replace(preset, reward=reward, ppo=ppo, **self._changes())
+
+    def _resumed(self, config: TrainConfig) -> TrainConfig:
+        changes = self._changes()
+        given = (self.reward, self.ppo, self.teacher_kl)
+        if set(changes) - CHANGED_ON_RESUME or any(value is not None for value in given):
+            raise ValueError("a resumed run keeps its configuration; only --updates may be given, to go on longer")
+        return replace(config, **changes)
+
+    # -- the record ----------------------------------------------------------------------------------------------------
+
+    def _check_sinks(self) -> None:
+        from esper.telemetry import optional
+
+        if self.tensorboard:
+            optional.tensorboard()
+        if self.wandb is not None:
+            optional.wandb()
+
+    def _recorder(self, folder: RunFolder, config: TrainConfig) -> Recorder:
+        from esper.telemetry.recorder import FanOut, StoreRecorder
+        from esper.telemetry.store import STORE_NAME, RunStore
+
+        sinks: list[Recorder] = []
+        if self.tensorboard:
+            from esper.telemetry.tensorboard import TensorBoardSink
+
+            sinks.append(TensorBoardSink(folder.path / "tensorboard"))
+        if self.wandb is not None:
+            from esper.telemetry.wandb import WandbSink
+
+            sinks.append(WandbSink(self.wandb, name=folder.path.name, folder=folder.path, settings=config.to_json()))
+        return FanOut(StoreRecorder(RunStore(folder.path / STORE_NAME)), *sinks)
+
+    # -- the end -------------------------------------------------------------------------------------------------------
+
+    def _judge(self, console: Console, folder: RunFolder, config: TrainConfig, workers: int, took: str) -> int:
+        """What was learnt: by its returns, and beside the rules on problems that nobody trained on."""
+        from esper.cli.compare import Compare
+        from esper.telemetry.store import STORE_NAME
+        from esper.training.progress import progress_of
+
+        episodes = config.updates * config.envs
+        console.print(
+            f"Trained {config.updates} updates, {episodes} episodes, in {took}: {folder.path}", soft_wrap=True
+        )
+        progress = progress_of(folder.path / STORE_NAME)
+        if progress is not None:
+            console.print(str(progress), soft_wrap=True, highlight=False)
         code = 0
         if self.compare_episodes:
             code = Compare(
                 task=config.task,
-                controllers=f"none,random,schedule,heuristic,{folder.path}",
+                controllers=f"none,random,schedule,heuristic,learned={folder.path}",
                 episodes=self.compare_episodes,
                 workers=workers,
                 controls=False,
                 out=folder.path / "comparison",
+                data_dir=None if config.data_dir is None else Path(config.data_dir),
+                text_file=None if config.text_file is None else Path(config.text_file),
                 device=self.device,
             ).run()
-        console.print(f"Grow with it: esper grow --controller {folder.path}", soft_wrap=True)
+        files = [("--data-dir", config.data_dir), ("--text-file", config.text_file)]
+        words = ["esper", "grow", "--task", config.task, "--controller", str(folder.path)]
+        words += [word for option, path in files if path is not None for word in (option, path)]
+        console.print(f"Grow with it: {shlex.join(words)}", soft_wrap=True, highlight=False)
         return code
 
 
-def _recorder(folder: RunFolder, *, tensorboard: bool) -> Recorder:
-    from esper.telemetry.recorder import FanOut, StoreRecorder
-    from esper.telemetry.store import STORE_NAME, RunStore
-
-    main = StoreRecorder(RunStore(folder.path / STORE_NAME))
-    if not tensorboard:
-        return main
-    from esper.telemetry.tensorboard import TensorBoardSink
-
-    return FanOut(main, TensorBoardSink(folder.path / "tensorboard"))
-
-
-def _begin_session(recorder: Recorder, trainer: Trainer) -> None:
+def _begin_session(trainer: Trainer) -> None:
     """Forget what a killed run recorded after its last checkpoint: it will be done again."""
     from esper.telemetry.recorder import FanOut, StoreRecorder
 
-    main = recorder.main if isinstance(recorder, FanOut) else recorder
-    assert isinstance(main, StoreRecorder)
-    main.store.rewind(trainer.update)
-    main.store.describe({"config": trainer.config.to_json()})
-    main.store.begin_session(trainer.update)
-
-
-class _watch:  # noqa: N801  (used as a function: `with _watch(...) as show`)
-    """A live table of the last updates for a person; a line per update in a file."""
-
-    ROWS = 8
-
-    def __init__(self, console: Console, trainer: Trainer) -> None:
-        self.console, self.trainer = console, trainer
-        self.started, self.first = time.perf_counter(), trainer.update
-        self.reports: list[UpdateReport] = []
-
-    def __enter__(self) -> _watch:
-        from rich.live import Live
-
-        self.live = Live(console=self.console, transient=True) if self.console.is_terminal else None
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.live:
-            self.live.stop()
-        if self.console.is_terminal and self.reports:
-            self.console.print(self._table())
-
-    def __call__(self, report: UpdateReport) -> None:
-        self.reports.append(report)
-        for message in report.anomalies:
-            self.console.print(f"[yellow]update {report.update}: {message}[/yellow]", soft_wrap=True)
-        if self.live:
-            self.live.update(self._table())
-        else:
-            cells = ", ".join(f"{name} {value}" for name, value in _cells(report).items())
-            self.console.print(f"{cells}, {self._left()} left", soft_wrap=True)
-
-    def _left(self) -> str:
-        done = self.reports[-1].update - self.first
-        remaining = self.trainer.config.updates - self.reports[-1].update
-        return clock((time.perf_counter() - self.started) / done * remaining)
-
-    def _table(self) -> Table:
-        from rich.table import Table
-
-        done, total = self.reports[-1].update, self.trainer.config.updates
-        table = Table(title=f"update {done} of {total}, {self._left()} left", box=None, pad_edge=False, padding=(0, 2))
-        rows = [_cells(report) for report in self.reports[-self.ROWS :]]
-        for name in rows[0]:
-            table.add_column(name, justify="right")
-        for row in rows:
-            table.add_row(*row.values())
-        return table
-
-
-def _cells(report: UpdateReport) -> dict[str, str]:
-    m = report.metrics
-    seeds = "/".join(f"{m[f'episode/{fate}']:.0f}" for fate in ("germinated", "fossilized", "pruned"))
-    return {
-        "update": str(report.update),
-        "return": f"{m['episode/return']:.1f}",
-        "score": f"{m['episode/score']:.1f}",
-        "accuracy": f"{m['episode/accuracy']:.1f}",
-        "size": f"×{m['episode/growth']:.2f}",
-        "entropy": f"{m['entropy']:.2f}",
-        "KL": f"{m['kl']:.4f}",
-        "explained": f"{m['explained_variance']:.2f}",
-        "grown/kept/pruned": seeds,
-        "held-out score": "–" if report.evaluation is None else f"{report.evaluation:.1f}{' *' * report.best}",
-    }
+    assert isinstance(trainer.recorder, FanOut)
+    assert isinstance(trainer.recorder.main, StoreRecorder)
+    store = trainer.recorder.main.store
+    store.rewind(trainer.update)
+    store.describe({"config": trainer.config.to_json()})
+    store.begin_session(trainer.update)
 
 
 COMMAND = Train

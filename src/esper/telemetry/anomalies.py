@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any
 
 from esper.telemetry import readings
-from esper.telemetry.readings import Drift, Limits, Phase, Reading, ReturnLevel
+from esper.telemetry.readings import Drift, Improvement, Limits, Phase, Reading, ReturnLevel
 from esper.telemetry.records import Event, Severity
 from esper.telemetry.symptoms import SYMPTOMS
 
@@ -72,6 +72,7 @@ class AnomalyDetector:
         self.limits = limits
         self._drift = drift
         self._returns = ReturnLevel()
+        self._improvement = Improvement()
         self._seen_alive: set[str] = set()
         self._tracks: dict[str, _Track] = {}
         self._update = 0
@@ -91,7 +92,8 @@ class AnomalyDetector:
         limits = self.limits
         yield from readings.numbers(metrics)
         yield from readings.policy(metrics, limits, phase)
-        yield from readings.entropies(metrics, limits, phase, self._seen_alive)
+        self._improvement.note(metrics)
+        yield from readings.entropies(metrics, limits, phase, self._seen_alive, self._improvement.shown)
         yield from readings.value(metrics, limits, phase)
         yield from readings.gradients(metrics, limits, self._drift, phase)
         yield from readings.memory(metrics, limits)
@@ -117,6 +119,7 @@ class AnomalyDetector:
             "update": self._update,
             "drift": None if self._drift is None else self._drift.average,
             "returns": asdict(self._returns),
+            "improvement": asdict(self._improvement),
             "seen_alive": sorted(self._seen_alive),
             "tracks": {key: asdict(track) for key, track in self._tracks.items()},
         }
@@ -127,5 +130,6 @@ class AnomalyDetector:
         if self._drift is not None:
             self._drift.average = state["drift"]
         self._returns = ReturnLevel(**state["returns"])
+        self._improvement = Improvement(**state.get("improvement", {}))  # not in checkpoints before it was judged
         self._seen_alive = set(state["seen_alive"])
         self._tracks = {key: _Track(**track) for key, track in state["tracks"].items()}

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
+from statistics import fmean, variance
 from typing import Protocol
 
 from esper.actions import HEAD_NAMES
@@ -23,6 +24,12 @@ RETURN_LEAST_DROP = 0.05
 RETURN_MEMORY, RETURN_WINDOW = 0.8, 20
 RETURN_WARM_UP = 5
 """Updates before a level of returns means anything."""
+OBJECTIVE = ("episode/score", "return_mean")
+"""What a run is for: the first of these that is there. The score where the loop knows it: returns can be gamed."""
+IMPROVEMENT_WINDOW = 5
+"""Updates at the beginning and at the end of a run so far whose objectives are compared."""
+IMPROVEMENT_ERRORS = 2.0
+"""Standard errors that the difference must have."""
 LEAST_LIVE = 0.01
 """A head that took effect on a smaller share of steps has no entropy or gradient to judge."""
 
@@ -174,14 +181,46 @@ def explosion_share(metrics: Mapping[str, float]) -> float:
     return metrics["ratio_explosions"] / max(1.0, pairs)
 
 
-def entropies(metrics: Mapping[str, float], limits: Limits, phase: Phase, seen_alive: set[str]) -> Iterator[Reading]:
-    """Each head where it has a choice. A head that never showed any entropy (one slot, one blueprint) never had one."""
+def entropies(
+    metrics: Mapping[str, float], limits: Limits, phase: Phase, seen_alive: set[str], improved: bool
+) -> Iterator[Reading]:
+    """Each head where it has a choice. A head that never showed any entropy (one slot, one blueprint) never had one.
+
+    A head that is sure of itself in a run that has improved has decided; without an improvement it has collapsed. The
+    op head, which decides whether the others are ever tried, may decide late in a run only.
+    """
     for head in HEAD_NAMES:
         entropy = metrics.get(f"{head}/entropy", 0.0)
         if entropy > 0.0:
             seen_alive.add(head)
         if head in seen_alive and metrics.get(f"{head}/live_fraction", 1.0) >= LEAST_LIVE:
-            yield from below("entropy_collapse", f"{head}/entropy", entropy, limits.entropy(phase))
+            may_decide = phase is Phase.LATE if head == "op" else phase is not Phase.WARM_UP
+            for reading in below("entropy_collapse", f"{head}/entropy", entropy, limits.entropy(phase)):
+                yield replace(reading, bad=False, clear=True) if improved and may_decide else reading
+
+
+@dataclass(slots=True)
+class Improvement:
+    """Whether the objective is clearly better than in the first updates of the run."""
+
+    first: list[float] = field(default_factory=list)
+    last: list[float] = field(default_factory=list)
+
+    def note(self, metrics: Mapping[str, float]) -> None:
+        seen = next((metrics[name] for name in OBJECTIVE if name in metrics), math.nan)
+        if not math.isfinite(seen):
+            return
+        if len(self.first) < IMPROVEMENT_WINDOW:
+            self.first.append(seen)
+        else:
+            self.last = [*self.last, seen][-IMPROVEMENT_WINDOW:]
+
+    @property
+    def shown(self) -> bool:
+        if len(self.last) < IMPROVEMENT_WINDOW:
+            return False
+        error = math.sqrt((variance(self.first) + variance(self.last)) / IMPROVEMENT_WINDOW)
+        return fmean(self.last) - fmean(self.first) > IMPROVEMENT_ERRORS * error
 
 
 def value(metrics: Mapping[str, float], limits: Limits, phase: Phase) -> Iterator[Reading]:

@@ -116,7 +116,7 @@ class Event:
     """Something that happened once: a transition, a verdict of the governor, an anomaly, a suspicion."""
 
     kind: str
-    """lifecycle, governor, anomaly, reward_hacking, ransomware, telemetry, …"""
+    """lifecycle, governor, anomaly, reward_hacking, ransomware, telemetry, checkpoint, compile, …"""
     update: int
     message: str
     severity: Severity = "info"

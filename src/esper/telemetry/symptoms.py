@@ -42,7 +42,8 @@ SYMPTOMS = {
     "entropy_collapse": Symptom(
         "warning",
         3,
-        "a head of the policy has all but stopped exploring, and its entropy bonus has no gradient left there",
+        "a head of the policy has all but stopped exploring although the run is no better than it began, and its "
+        "entropy bonus has no gradient left there",
         "raise the entropy coefficient (or that head's weight), or set the policy's probability floor",
     ),
     "kl_spike": Symptom(

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from esper.telemetry import optional
 from esper.telemetry.episode_means import EpisodeMeans
 from esper.telemetry.records import Decision, Episode, Event, Level
 
@@ -15,12 +15,8 @@ class TensorBoardSink:
     """A recorder for TensorBoard. Episodes appear as means per update; decisions stay in the run store."""
 
     def __init__(self, folder: Path, level: Level = Level.NORMAL) -> None:
-        try:
-            module: Any = import_module("torch.utils.tensorboard")
-        except ImportError as error:
-            raise ImportError("TensorBoard is not installed: pip install 'esper[tensorboard]'") from error
         self.level = level
-        self._writer = module.SummaryWriter(str(folder.absolute()))
+        self._writer: Any = optional.tensorboard().SummaryWriter(str(folder.absolute()))
         self._episodes = EpisodeMeans()
 
     def metrics(self, update: int, values: Mapping[str, float]) -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from esper.telemetry import optional
 from esper.telemetry.episode_means import EpisodeMeans
 from esper.telemetry.records import Decision, Episode, Event, Level
 
@@ -21,17 +21,20 @@ class WandbSink:
         name: str | None = None,
         folder: Path | None = None,
         settings: Mapping[str, object] | None = None,
-        mode: str = "online",
+        mode: str | None = None,
         level: Level = Level.NORMAL,
     ) -> None:
-        """`settings` is what the run page shows as its configuration; `mode` is online, offline or disabled."""
-        try:
-            wandb: Any = import_module("wandb")
-        except ImportError as error:
-            raise ImportError("Weights & Biases is not installed: pip install 'esper[wandb]'") from error
+        """`settings` is what the run page shows as its configuration; `mode` is online, offline or disabled, and None
+        what the variable WANDB_MODE says."""
+        package = optional.wandb()
         where = None if folder is None else str(folder.absolute())
         self.level = level
-        self._run = wandb.init(project=project, name=name, dir=where, config=dict(settings or {}), mode=mode)
+        try:
+            self._run: Any = package.init(project=project, name=name, dir=where, config=dict(settings or {}), mode=mode)
+        except Exception as error:  # of its own kinds: no account, no network
+            raise RuntimeError(
+                f"Weights & Biases did not start ({error}); WANDB_MODE=offline needs no account"
+            ) from error
         self._episodes = EpisodeMeans()
 
     def metrics(self, update: int, values: Mapping[str, float]) -> None:

@@ -45,6 +45,7 @@ def _colours(rows: Sequence[Row]) -> dict[str, str]:
 
 
 def _draw_trade(axes: Axes, rows: Sequence[Row], colours: dict[str, str]) -> None:
+    axes.margins(x=0.2)  # room for the name of the rightmost point
     for row in rows:
         point = (row.parameters_ratio, row.test_accuracy.value)
         axes.errorbar(*point, yerr=_arms(row.test_accuracy), **_style(row, colours))

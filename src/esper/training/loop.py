@@ -17,9 +17,10 @@ from esper.agent.actor import Actor
 from esper.agent.controller import growth_network_config
 from esper.agent.normalisers import ObservationNormaliser
 from esper.agent.ppo import PPOAgent
+from esper.agent.warm_start import start_from
 from esper.growth.blueprints import blueprint_names
 from esper.policy.network import FactoredRecurrentActorCritic
-from esper.tasks.family import get_family
+from esper.tasks.family import BoundedFamily
 from esper.telemetry.escalation import HealthMonitor
 from esper.telemetry.profiler import PhaseTimers
 from esper.telemetry.recorder import NullRecorder, Recorder
@@ -62,16 +63,20 @@ class Trainer:
         *,
         workers: int = 1,
         device: str = "cpu",
+        family: BoundedFamily | None = None,
     ) -> None:
+        """`family` stands in for the one that the configuration names, for problems that have no name."""
         self.config = config
         self.folder = folder
         self.recorder: Recorder = recorder or NullRecorder()
         self.timers = PhaseTimers()
-        family = get_family(config.task)
+        family = family or config.family()
         self.fleet = Fleet(
             family, config.envs, reward=config.reward, slots=family.slots, device=device, workers=workers
         )
         self.agent = make_agent(config, family.horizon, family.slots, device)
+        if config.init is not None:
+            start_from(self.agent, config.init if folder is None else folder.start)
         self.monitor: HealthMonitor = health_monitor(self.recorder, config)
         self.best_score = -math.inf
         self.update = 0
@@ -116,8 +121,10 @@ class Trainer:
         metrics |= rollout.metrics() | self.timers.drain()
         if not all(math.isfinite(metrics[name]) for name in ("policy_loss", "value_loss")):
             raise TrainingBrokenError(f"the agent's loss became non-finite in update {update}; lower its learning rate")
-        self.recorder.metrics(update, metrics)
-        anomalies = self.monitor.after_update(update, metrics, update / self.config.updates)
+        with self.timers("telemetry"):
+            self.recorder.metrics(update, metrics)
+            self._note_compile_failure(update)
+            anomalies = self.monitor.after_update(update, metrics, update / self.config.updates)
         self.update = update
         evaluation = self._evaluate(update) if self._is_time_to_evaluate(update) else None
         best = evaluation is not None and evaluation > self.best_score
@@ -126,6 +133,12 @@ class Trainer:
             self.recorder.metrics(update, {"evaluation/score": evaluation})
         self._save(update, best=best)
         return UpdateReport(update, rollout, metrics, tuple(a.message for a in anomalies), evaluation, best)
+
+    def _note_compile_failure(self, update: int) -> None:
+        failure = self.agent.take_compile_failure()
+        if failure is not None:
+            told = f"torch.compile failed, and the network runs uncompiled from now on: {failure}"
+            self.recorder.event(Event("compile", update, told, "warning"))
 
     def _collect(self, update: int) -> Journal:
         """One episode of every environment, into the agent's buffer and the record."""
@@ -190,6 +203,7 @@ class Trainer:
                 "update": update,
                 "best_score": self.best_score,
                 "monitor": self.monitor.state(),
+                "blueprints": blueprint_names(),  # what the numbers of the blueprint head stand for
             }
             self.folder.save(self.agent, data, self.config.keep, best=best)
         if best:

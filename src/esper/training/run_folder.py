@@ -5,6 +5,9 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +36,8 @@ class RunFolder:
             )
         try:
             folder.checkpoints.mkdir(parents=True, exist_ok=True)
+            if config.init is not None:
+                shutil.copyfile(config.init, folder.start)
             write_whole(folder.config_file, json.dumps(config.to_json(), indent=1))
         except OSError as error:
             raise RunFolderError(
@@ -56,6 +61,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def start(self) -> Path:
+        """What the policy started from, if it did not start fresh: a resumed run needs its teacher again."""
+        return self.checkpoints / "start.safetensors"
+
+    @property
     def best(self) -> Path:
         return self.checkpoints / "best.safetensors"
 
@@ -75,14 +85,18 @@ class RunFolder:
         for old in sorted(self.checkpoints.glob("update-*.safetensors"))[:-keep]:
             old.unlink(missing_ok=True)
 
-    def lock(self) -> None:
-        """Two processes in one run would mix their histories. Held until the process ends, however it ends."""
+    @contextmanager
+    def lock(self) -> Iterator[None]:
+        """Two processes in one run would mix their histories. A process that dies lets go, however it dies."""
         handle = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                raise RunFolderError(f"another process is training in {self.path}") from error
+            yield
+        finally:
             os.close(handle)
-            raise RunFolderError(f"another process is training in {self.path}") from error
 
 
 def write_whole(path: Path, text: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from esper.agent.config import PPOConfig
 from esper.env.reward import RewardConfig, check_gamma
+from esper.tasks.family import BoundedFamily, family_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,10 @@ class TrainConfig:
 
     task: str = "mixed"
     """Family of problems to train on."""
+    data_dir: str | None = None
+    """Where the data files are, for tasks that read some."""
+    text_file: str | None = None
+    """The text to learn, for the task `text`."""
     envs: int = 16
     """Networks that grow side by side; one rollout is one episode of each."""
     updates: int = 60
@@ -26,6 +31,8 @@ class TrainConfig:
     """Decides the agent's start, its choices, and which problems it sees."""
     draws: int | None = None
     """Problems to train on, over and over; None is new ones for ever."""
+    init: str | None = None
+    """Checkpoint that the policy starts from; None is a fresh one. A run's folder keeps a copy."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     evaluate_every: int = 10
@@ -51,6 +58,9 @@ class TrainConfig:
         pool = self.draws or DRAWS_PER_SEED
         return [self.seed * DRAWS_PER_SEED + (first + i) % pool for i in range(self.envs)]
 
+    def family(self) -> BoundedFamily:
+        return family_of(self.task, data_dir=self.data_dir, text_file=self.text_file)
+
     def to_json(self) -> dict[str, Any]:
         return dataclasses.asdict(self)
 
@@ -65,7 +75,7 @@ DRAWS_PER_SEED = 1_000_000
 
 PRESETS: dict[str, TrainConfig] = {
     "demo": TrainConfig(
-        task="mixed/vector", envs=16, updates=18, draws=48, evaluate_every=0, ppo=PPOConfig(learning_rate=1e-3)
+        task="mixed/vector", envs=16, updates=15, draws=48, evaluate_every=0, ppo=PPOConfig(learning_rate=1e-3)
     ),
     "mixed": TrainConfig(),
     "mnist1d": TrainConfig(task="mnist1d"),

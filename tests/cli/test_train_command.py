@@ -1,0 +1,237 @@
+"""`esper train` from the shell's side: configuration files, data files, other sinks, and what it refuses.
+
+Covers: R092, R141
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import sqlite3
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from rich.console import Console
+
+from esper.cli import main
+from esper.cli.train_watch import TrainWatch
+from esper.tasks.family import TaskFamily
+from esper.telemetry.store import STORE_NAME
+from esper.training.journal import RolloutSummary
+from esper.training.loop import UpdateReport
+from esper.training.train_config import TrainConfig, read_train_config
+
+SHARED = Path(__file__).parents[3] / "shared" / "data"
+SMALL = ["--envs", "1", "--updates", "1", "--evaluate-every", "0", "--compare-episodes", "0", "--workers", "1"]
+Capture = pytest.CaptureFixture[str]
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty folder, and episodes of one epoch."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ESPER_DATA_DIR", raising=False)
+    monkeypatch.setattr(TaskFamily.__init__, "__kwdefaults__", {**TaskFamily.__init__.__kwdefaults__, "horizon": 1})
+
+
+def events(run: str) -> list[tuple[str, str]]:
+    with sqlite3.connect(Path(run) / STORE_NAME) as store:
+        return store.execute("SELECT kind, message FROM events WHERE severity != 'info'").fetchall()
+
+
+# -- configuration files -----------------------------------------------------------------------------------------------
+
+CONFIG = """
+task = "digits"
+envs = 3
+updates = 1
+run = "from-file"
+reward = "sparse"
+workers = 1
+compare-episodes = 0
+
+[ppo]
+learning-rate = 2e-3
+discount = 0.9
+head_entropy_weights = [1, 2, 1, 1]
+"""
+
+
+def test_a_config_file_decides_and_options_override_it(capsys: Capture) -> None:
+    Path("my.toml").write_text(CONFIG)
+    assert main(["train", "--config", "my.toml", "--envs", "1"]) == 0
+    config = read_train_config(Path("from-file/config.json"))
+    assert (config.task, config.envs, config.updates, config.reward.mode) == ("digits", 1, 1, "sparse")
+    assert (config.ppo.learning_rate, config.ppo.discount) == (2e-3, 0.9)
+    assert config.reward.gamma == 0.9  # the two must agree, so one word sets both
+    assert config.ppo.head_entropy_weights == (1.0, 2.0, 1.0, 1.0)
+    assert config.ppo.epochs == TrainConfig().ppo.epochs
+    assert "esper grow --task digits --controller from-file" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('tsak = "digits"', "did you mean 'task'"),
+        ("[ppo]\nlearning_rat = 1", "ppo: unknown setting 'learning_rat'; did you mean 'learning_rate'?"),
+        ("[ppo]\nepochs = 1.5", "ppo: epochs must be int"),
+        ("[ppo]\nepochs = 0", "epochs and minibatches must be at least 1"),
+    ],
+)
+def test_a_mistake_in_a_config_file_is_one_line_and_no_folder(text: str, message: str, capsys: Capture) -> None:
+    Path("my.toml").write_text(text)
+    assert main(["train", "--config", "my.toml", "--run", "r"]) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert not Path("r").exists()
+
+
+# -- data files --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["train", "--preset", "cifar10"], "no CIFAR-10 binary files"),
+        (["train", "--preset", "text"], "name one with --text-file"),
+        (["train", "--task", "mixed", "--data-dir", "."], "leave out --data-dir"),
+        (["train", "--task", "digits", "--text-file", "a.txt"], "has no option 'text_file'"),
+        (["compare", "--task", "text"], "name one with --text-file"),
+        (["compare", "--task", "text", "--text-file", "nowhere.txt"], "nowhere.txt"),
+        (["compare", "--task", "natural", "--data-dir", "."], "leave out --data-dir"),
+        (["train", "--task", "digits", "--wandb", "p"], "pip install 'esper[wandb]'"),
+        (["train", "--task", "digits", "--tensorboard"], "pip install 'esper[tensorboard]'"),
+    ],
+)
+def test_what_is_missing_is_said_before_anything_is_written(
+    words: list[str], message: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for package in ("wandb", "tensorboard"):
+        monkeypatch.setitem(sys.modules, package, None)  # an import of None is an ImportError
+    monkeypatch.delitem(sys.modules, "torch.utils.tensorboard", raising=False)
+    assert main(words) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.skipif(not (SHARED / "cifar10-jpeg.npz").exists(), reason="shared/data is not on this machine")
+def test_cifar_trains_resumes_and_compares(tmp_path: Path, capsys: Capture) -> None:
+    script = [sys.executable, str(SHARED / "unpack_cifar10.py"), str(tmp_path / "c"), "--train", "400", "--test", "100"]
+    subprocess.run(script, check=True, capture_output=True)
+    assert main(["train", "--preset", "cifar10", "--data-dir", "c", *SMALL, "--run", "r"]) == 0
+    config = read_train_config(Path("r/config.json"))
+    assert config.data_dir == str(tmp_path / "c")  # absolute: a run is resumed from anywhere
+    assert f"--data-dir {tmp_path / 'c'}" in capsys.readouterr().out
+    os.mkdir("elsewhere")
+    os.chdir("elsewhere")
+    assert main(["train", "--resume", "../r", "--updates", "2", "--compare-episodes", "0", "--workers", "1"]) == 0
+    words = ["compare", "--task", "cifar10", "--data-dir", "../c", "--controllers", "none,mine=../r"]
+    assert main([*words, "--episodes", "1", "--workers", "2", "--no-controls"]) == 0
+    facts = json.loads(Path("compared/cifar10-0/comparison.json").read_text())
+    assert list(facts["episodes"]) == ["none", "mine"]
+
+
+def test_a_text_trains_and_compares() -> None:
+    Path("my.txt").write_text("".join(f"{i} times {i} is {i * i}. " for i in range(400)))
+    assert main(["train", "--preset", "text", "--text-file", "my.txt", *SMALL, "--run", "r"]) == 0
+    words = ["compare", "--task", "text", "--text-file", "my.txt", "--controllers", "none", "--no-controls"]
+    assert main([*words, "--episodes", "1", "--workers", "1"]) == 0
+
+
+# -- other sinks, and what is worth an event ---------------------------------------------------------------------------
+
+
+class FakeRun:
+    def __init__(self) -> None:
+        self.logged: list[dict[str, Any]] = []
+        self.finished = False
+
+    def log(self, values: dict[str, Any], step: int) -> None:
+        self.logged.append(values)
+
+    def alert(self, **words: str) -> None:
+        pass
+
+    def finish(self) -> None:
+        self.finished = True
+
+
+def test_wandb_gets_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    run, asked = FakeRun(), {}
+    module = ModuleType("wandb")
+    module.init = lambda **words: asked.update(words) or run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    assert main(["train", "--task", "digits", *SMALL, "--run", "r", "--wandb", "growing"]) == 0
+    assert (asked["project"], asked["name"], asked["config"]["task"]) == ("growing", "r", "digits")
+    assert asked["mode"] is None  # the variable WANDB_MODE decides
+    assert "kl" in run.logged[0]
+    assert run.finished
+
+
+def test_wandb_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def fail(**words: object) -> None:
+        raise Exception("api_key not configured")  # its own kinds of error are no built-in ones
+
+    module = ModuleType("wandb")
+    module.init = fail  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    assert main(["train", "--task", "digits", *SMALL, "--run", "r", "--wandb", "growing"]) == 1
+    said = capsys.readouterr().err
+    assert "api_key not configured" in said
+    assert said.count("\n") == 1
+
+
+def test_a_network_that_cannot_be_compiled_is_an_event_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(*arguments: object) -> None:
+        raise RuntimeError("no compiler\nand a long trace")
+
+    settings: dict[str, object] = {}
+    monkeypatch.setattr(torch, "compile", lambda network, **words: settings.update(words) or broken)
+    Path("my.toml").write_text("[ppo]\ncompile = true\n")
+    assert main(["train", "--config", "my.toml", "--task", "digits", *SMALL, "--run", "r"]) == 0
+    assert settings["dynamic"] is True
+    told = [message for kind, message in events("r") if kind == "compile"]
+    assert told == ["torch.compile failed, and the network runs uncompiled from now on: RuntimeError: no compiler"]
+
+
+# -- what a person sees ------------------------------------------------------------------------------------------------
+
+
+def report(update: int, evaluation: float | None) -> UpdateReport:
+    rollout = RolloutSummary((0,), [-110.25], [59.5], [100.0], [11.24], 25, Counter(), 0)
+    seeds = {"episode/germinated": 169.0, "episode/fossilized": 33.0, "episode/pruned": 50.0}
+    learning = {"entropy": 2.95, "kl": 0.0111, "explained_variance": -0.51}
+    return UpdateReport(update, rollout, rollout.metrics() | seeds | learning, ("kl_spike: look",), evaluation, True)
+
+
+def test_the_live_table_fits_a_terminal_of_eighty_columns() -> None:
+    console = Console(width=80, force_terminal=True, color_system=None, file=io.StringIO())
+    trainer = SimpleNamespace(update=0, config=TrainConfig(updates=1000))
+    with TrainWatch(console, trainer) as watch:  # type: ignore[arg-type]
+        watch(report(998, None))
+        watch(report(999, 100.0))
+        console.file.truncate(0)  # type: ignore[attr-defined]
+    said = console.file.getvalue()  # type: ignore[attr-defined]
+    assert "…" not in said.replace("update 1 of 1000 …", "")
+    for part in ("update 999 of 1000", "-110.2", "×11.24", "0.0111", "-0.51", "169/33/50", "100.0 *"):
+        assert part in said, said
+
+
+def test_a_file_gets_a_line_per_update(capsys: Capture) -> None:
+    console = Console(width=80, color_system=None)
+    with TrainWatch(console, SimpleNamespace(update=0, config=TrainConfig(updates=2))) as watch:  # type: ignore[arg-type]
+        watch(report(1, None))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "update 1: kl_spike: look"
+    assert lines[1].startswith("update 1, return -110.2, score 59.5")
+    assert lines[1].endswith("left")
