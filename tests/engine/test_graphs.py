@@ -32,6 +32,15 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 Make = Callable[[int], Learner]
 
 
+@pytest.fixture(autouse=True)
+def repeatable_convolutions() -> Iterator[None]:
+    """cuDNN tries algorithms out, and some of the fast ones add in an order that changes from run to run."""
+    before = torch.backends.cudnn.deterministic
+    torch.backends.cudnn.deterministic = True
+    yield
+    torch.backends.cudnn.deterministic = before
+
+
 def without_dropout(host: nn.Module) -> nn.Module:
     for module in host.modules():
         if isinstance(module, nn.Dropout):

@@ -23,6 +23,7 @@ COMMANDS = {
     "tune-heuristic": "search good settings for the heuristic, under a budget of steps",
     "checkpoint": "inspect a checkpoint, or bring an old one up to date",
     "query": "ask the store of a run with SQL; without SQL, list its tables and views",
+    "bench": "how fast growing is on this machine, eager and with CUDA graphs",
     "info": "what there is: tasks, controllers, blueprints, devices",
 }
 
