@@ -55,7 +55,7 @@ def images(device: torch.device) -> list[Images]:
 
 
 def steps(device: torch.device) -> list[Steps]:
-    base = measure_steps(UNIT, 4, device, graphs=False, episodes=1, horizon=10)
+    base = measure_steps(UNIT, 4, device, graphs=False, episodes=1)
     show(base)
     found = [base]
     for envs in (16, 64):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -31,7 +30,6 @@ class Bench:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # before CUDA starts: more queues for the streams
         import torch
 
         from esper.engine.precision import Precision
@@ -72,9 +70,8 @@ def _say(result: Steps, base: Steps, *, first: bool) -> None:
     """A line at once: the next one may take a while."""
     if first:
         print(f"{result.work}; 4 updates and one evaluation a step, a live seed in every network\n")
-        print(
-            f"{'engine':8s}{'networks':>9s}{'steps/s':>9s}{'spread':>16s}{'with resets':>13s}{'×':>7s}  where the time goes"
-        )
+        numbers = f"{'networks':>9s}{'steps/s':>9s}{'spread':>16s}{'with resets':>13s}{'×':>7s}"
+        print(f"{'engine':8s}{numbers}  where the time goes")
     spread = f"{result.slowest:,.1f} … {result.fastest:,.1f}"
     shares = ", ".join(f"{name} {share:.0%}" for name, share in result.shares.items())
     print(

@@ -6,6 +6,7 @@ replay the evaluation. All numbers stay on the device; one tensor of results is 
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 
@@ -33,8 +34,10 @@ class CapturedEpoch:
 
     def __init__(self, learner: Learner, lane: Lane, key: Hashable, refused: Callable[[str], None]) -> None:
         self.lane, self.signature = lane, key
-        self.learner = learner
+        self._learner: Learner | None = learner
         self.topology: Hashable = None
+        self.gave_up = False
+        """It cannot be replayed, and the learner had better run eagerly."""
         self._storage = Storage(learner)
         feed = tensor_feed(learner)
         self._train, self._val = (_own(split) if is_copied(split) else split for split in (feed.train, feed.val))
@@ -52,8 +55,8 @@ class CapturedEpoch:
         self.results = torch.zeros(sum(parts), dtype=torch.float64, device=device)
         self._losses, self._norms, self._finite, self._numbers = torch.split(self.results, parts)
         self._packed = {dtype: torch.empty_like(flat) for dtype, flat in pack(learner.model).items()}
-        self._refused = refused
-        self._updates = Replay(lane, self._make_updates, self._give_up, self._replaced_tensors)
+        self._refused, self._drew = refused, False
+        self._updates = Replay(lane, self._make_updates, self._give_up, self._why_not)
         self._measure = Replay(lane, self._make_measurement, self._give_up)
 
     def _parts(self) -> list[int]:
@@ -62,9 +65,16 @@ class CapturedEpoch:
 
     # -- whose epoch it is ----------------------------------------------------------------------------------------
 
+    @property
+    def learner(self) -> Learner:
+        assert self._learner is not None
+        return self._learner
+
     def bind(self, learner: Learner) -> None:
-        self.learner = learner
+        self._learner = learner
         self._storage.bind(learner)
+        self._total.zero_()  # an epoch that was interrupted has left them as they were
+        self._position.zero_()
         feed = tensor_feed(learner)
         for own, split in ((self._train, feed.train), (self._val, feed.val)):
             if own.x is not split.x:
@@ -77,10 +87,12 @@ class CapturedEpoch:
         """The learner gets tensors of its own again."""
         self.learner.packed = {}
         self._storage.let_go()
+        self._learner = None
 
     def moved_on(self) -> None:
         """The learner is bound elsewhere now."""
         self._storage.forget()
+        self._learner = None
 
     # -- an epoch -------------------------------------------------------------------------------------------------
 
@@ -109,6 +121,7 @@ class CapturedEpoch:
         """One block of updates: the next one."""
         learner = self.learner
         model, incubating = learner.model, learner.model.incubating
+        drawn = learner.rng_state, random.getstate()
         batches = tensor_feed(learner).gather(self._now(self.plan), self._train)
         model.train()
         losses = []
@@ -119,6 +132,7 @@ class CapturedEpoch:
                     self._norms.copy_(learner.gradient_norms())
                 learner.optimizer.step_with(rates.unbind())
         self._total.add_(torch.stack(losses).sum(0))
+        self._drew = not torch.equal(learner.rng_state, drawn[0]) or random.getstate() != drawn[1]
         learner.optimizer.zero_grad()  # a gradient lives in the graph's memory, which others will use
         self._position.add_(1)
 
@@ -133,8 +147,9 @@ class CapturedEpoch:
             ]
         self._numbers.copy_(torch.stack(found).sum(0))
         self._finite.copy_(all_finite(learner.model))
-        for dtype, flat in pack(learner.model).items():
-            self._packed[dtype].copy_(flat)
+        if not self.gave_up:
+            for dtype, flat in pack(learner.model).items():
+                self._packed[dtype].copy_(flat)
         self._losses.copy_(self._total)
         self._total.zero_()
         self._position.zero_()
@@ -147,11 +162,15 @@ class CapturedEpoch:
         """What is true of the updates is true of the evaluation: both see the same tensors, or neither."""
         self._updates.give_up()
         self._measure.give_up()
+        self.gave_up, self.learner.packed = True, {}
         self._refused(reason)
 
-    def _replaced_tensors(self) -> str:
-        held = self._storage.holds(self.learner)
-        return "" if held else "the host puts new tensors in the place of its buffers (write into them instead)"
+    def _why_not(self) -> str:
+        if not self._storage.holds(self.learner):
+            return "the host puts new tensors in the place of its buffers (write into them instead)"
+        if self._drew and self.lane.device.type == "cuda":
+            return "the host draws random numbers on the CPU, and a graph would repeat what it did with them"
+        return ""
 
 
 def _own(split: Split) -> Split:
@@ -197,8 +216,26 @@ class EpochCache:
     def in_use(self) -> int:
         return len(self._in_use)
 
+    def gave_up(self, learner: Learner) -> bool:
+        """Whether the learner turned out not to be replayable. Then it is no longer bound to anything here."""
+        epoch = self._in_use.get(learner)
+        if epoch is None or not epoch.gave_up:
+            return False
+        epoch.let_go()
+        epoch.lane.busy -= 1
+        del self._in_use[learner]
+        return True
+
+    def make_room(self) -> None:
+        """Drop every captured epoch that no learner uses."""
+        self._free.clear()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
     def release(self) -> None:
         """All learners take their numbers away with them."""
+        for lane in self.lanes:  # after an interruption there may be work left on them
+            lane.join()
         for epoch in self._in_use.values():
             epoch.let_go()
             self._put_back(epoch)
@@ -212,7 +249,8 @@ class EpochCache:
             return None
         best = min(kept, key=lambda epoch: epoch.lane.busy)
         kept.remove(best)
-        self._free[key] = kept
+        if kept:
+            self._free[key] = kept
         return best
 
     def _build(self, learner: Learner, key: Hashable) -> CapturedEpoch:
@@ -222,5 +260,8 @@ class EpochCache:
     def _put_back(self, epoch: CapturedEpoch) -> None:
         epoch.lane.busy -= 1
         self._free[epoch.signature] = [*self._free.pop(epoch.signature, ()), epoch]
-        if sum(map(len, self._free.values())) > MOST_FREE:
-            del self._free[next(iter(self._free))]
+        while sum(map(len, self._free.values())) > MOST_FREE:
+            oldest = next(iter(self._free))
+            self._free[oldest] = self._free[oldest][1:]
+            if not self._free[oldest]:
+                del self._free[oldest]

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.engine.regions import Region
 from esper.growth.replay import Recorder
 from esper.growth.slot import Slot
 
@@ -38,8 +39,9 @@ class Same:
 
 
 def module_fingerprint(module: nn.Module) -> Hashable:
-    """Structure, settings, and the layout of all tensors; not the numbers in them."""
-    return tuple((name, type(part), *_settings(part), *_tensors(part)) for name, part in module.named_modules())
+    """Structure, settings, hooks, and the layout of all tensors and which of them are tied; not the numbers in them."""
+    known: dict[int, int] = {}
+    return tuple((name, type(part), *_settings(part), *_tensors(part, known)) for name, part in module.named_modules())
 
 
 def value_fingerprint(value: Any) -> Hashable:
@@ -63,12 +65,22 @@ def layout(tensor: Tensor) -> Hashable:
 
 def _settings(module: nn.Module) -> tuple[Hashable, ...]:
     """What a module's owner set, and hooks. Hooks that slots put there follow from the slots, and are left out."""
-    own = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE and key != "forward"}
-    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    own = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
+    if isinstance(own.get("forward"), Region):
+        own["forward"] = Region
+    before, after = module._forward_pre_hooks, module._forward_hooks
+    hooks = [h for d in (before, after, module._backward_pre_hooks, module._backward_hooks) for h in d.values()]
     foreign = [hook for hook in hooks if not isinstance(getattr(hook, "__self__", None), Slot | Recorder)]
     return tuple((key, value_fingerprint(own[key])) for key in sorted(own)), value_fingerprint(foreign)
 
 
-def _tensors(module: nn.Module) -> tuple[Hashable, ...]:
+def _tensors(module: nn.Module, known: dict[int, int]) -> tuple[Hashable, ...]:
+    """Tied tensors have one number: that of their first occurrence."""
     own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
-    return tuple((name, layout(tensor)) for name, tensor in own)
+    return tuple((name, known.setdefault(id(t), len(known)), layout(t), _hooked(t)) for name, t in own)
+
+
+def _hooked(tensor: Tensor) -> Hashable:
+    """A hook on a tensor may do anything, so only this very tensor is like it."""
+    hooks = tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
+    return Same(tensor) if hooks else None

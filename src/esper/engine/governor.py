@@ -255,6 +255,8 @@ class Snapshot:
     def _allocate(self, members: dict[torch.dtype, dict[str, Tensor]]) -> None:
         """A place for everything; what was there before is kept."""
         self._flat, before, self._copies = [], self._copies, {}
+        if any(copy.is_pinned() for copy in before.values()):  # the last copies may still be on their way
+            torch.cuda.current_stream(self._model.device).synchronize()
         for dtype, tensors in members.items():
             sizes = [tensor.numel() for tensor in tensors.values()]
             # Pinned, so that a copy from a GPU does not wait for it; the stream keeps copies in order.

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import TypeVar
 
 import torch
@@ -84,11 +85,11 @@ class GraphEngine(EagerEngine):
                 self._eager.add(learner)
 
     def run(self, learners: Sequence[Learner]) -> Iterator[tuple[TrainReport, Evaluation]]:
-        """One epoch of all: one transfer to the device before it. The results come back in a few parts.
+        """One epoch of all. What to do is uploaded before, for all at once; the results come back in a few parts.
 
         While the device works on the later ones, the caller can deal with the earlier ones.
         """
-        try:
+        with self._told_if_full():
             replayed, eager = self._sorted(learners)
             epochs = [self._epoch_of(learner) for learner in replayed]
             feeds = [tensor_feed(learner) for learner in replayed]
@@ -99,28 +100,39 @@ class GraphEngine(EagerEngine):
             rest = EagerEngine.run(self, eager)
             for learner in learners:
                 yield next(rest if learner in self._eager else reports)
-        except torch.cuda.OutOfMemoryError as error:
-            raise RuntimeError(_too_many(len(self.learners), self.cache.in_use)) from error
-
     def measure(self, learners: Sequence[Learner]) -> list[Evaluation]:
         replayed, eager = self._sorted(learners)
-        epochs = [self._epoch_of(learner) for learner in replayed]
-        found = dict(
-            zip(replayed, _side_by_side(epochs, CapturedEpoch.measure, CapturedEpoch.read_evaluation), strict=True)
-        )
+        with self._told_if_full():
+            epochs = [self._epoch_of(learner) for learner in replayed]
+            evaluations = _side_by_side(epochs, CapturedEpoch.measure, CapturedEpoch.read_evaluation)
+            found = dict(zip(replayed, evaluations, strict=True))
         found |= dict(zip(eager, super().measure(eager), strict=True))
         return [found[learner] for learner in learners]
 
     def _sorted(self, learners: Sequence[Learner]) -> tuple[list[Learner], list[Learner]]:
+        """Those that are replayed, and those that run eagerly."""
+        self._eager |= {x for x in learners if self.cache.of(x.model.device).gave_up(x)}
         return [x for x in learners if x not in self._eager], [x for x in learners if x in self._eager]
 
     def _epoch_of(self, learner: Learner) -> CapturedEpoch:
-        return self.cache.of(learner.model.device).epoch_of(learner)
+        cache = self.cache.of(learner.model.device)
+        try:
+            return cache.epoch_of(learner)
+        except torch.cuda.OutOfMemoryError:
+            cache.make_room()
+            return cache.epoch_of(learner)
+
+    @contextmanager
+    def _told_if_full(self) -> Iterator[None]:
+        try:
+            yield
+        except torch.cuda.OutOfMemoryError as error:
+            raise RuntimeError(_too_many(len(self.learners), self.cache.in_use)) from error
 
 
 def _too_many(wanted: int, running: int) -> str:
     """What to say when the device is full: how many networks would fit."""
-    used, total = torch.cuda.memory_reserved() / 2**30, torch.cuda.get_device_properties().total_memory / 2**30
+    used, total = torch.cuda.memory_allocated() / 2**30, torch.cuda.get_device_properties().total_memory / 2**30
     fits = max(1, int(0.9 * running * total / max(used, 1e-9))) if running else 1
     fits = min(fits, wanted - 1)
     return (

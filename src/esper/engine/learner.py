@@ -216,6 +216,11 @@ class Learner:
         """Within, the device calculates as precisely as this learner wants."""
         return arithmetic(self.precision, self.model.device)
 
+    @property
+    def rng_state(self) -> Tensor:
+        """Where this learner's own sequence of random numbers is."""
+        return self._rng_state
+
     @contextmanager
     def own_rng(self) -> Iterator[None]:
         """Dropout and the like draw from this learner's own sequence; on a GPU all learners share the device's."""

@@ -41,15 +41,14 @@ class Pending(Generic[_Report]):
 
 
 def gather(pending: Sequence[Pending[_Report]]) -> list[_Report]:
-    """Fetch the numbers of all reports with one device-to-host transfer."""
-    if not pending:
-        return []
-    flat = torch.cat([p.numbers.to(torch.float64) for p in pending]).tolist()
-    reports, start = [], 0
-    for p in pending:
-        reports.append(p.read(flat[start : start + len(p.numbers)]))
-        start += len(p.numbers)
-    return reports
+    """Fetch the numbers of all reports with one transfer from each device."""
+    numbers: dict[int, list[float]] = {}
+    for device in dict.fromkeys(p.numbers.device for p in pending):
+        rows = [i for i, p in enumerate(pending) if p.numbers.device == device]
+        fetched = torch.cat([pending[i].numbers.to(torch.float64) for i in rows]).cpu()
+        parts = torch.split(fetched, [len(pending[i].numbers) for i in rows])
+        numbers |= {i: part.tolist() for i, part in zip(rows, parts, strict=True)}
+    return [p.read(numbers[i]) for i, p in enumerate(pending)]
 
 
 @dataclass(frozen=True, slots=True)

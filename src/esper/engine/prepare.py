@@ -57,6 +57,6 @@ def task_learner(
     optimizer = GrowingOptimizer(
         adam,
         warmup_updates=task.updates_per_epoch,
-        decay=lambda update: min(1.0, (updates - update) / (DECAY * updates)),
+        decay=lambda update: max(0.0, min(1.0, (updates - update) / (DECAY * updates))),
     )
     return Learner(growing, optimizer, feed, task.loss, task.score, seed=seed, epochs=epochs, precision=precision)

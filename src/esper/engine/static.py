@@ -31,6 +31,10 @@ def why_not_static(learner: Learner) -> str:
     if type(optimizer) not in REPLAYABLE or not all(group.get("fused") for group in optimizer.param_groups):
         names = ", ".join(kind.__name__ for kind in REPLAYABLE)
         return f"the optimizer is {type(optimizer).__name__}: use one of {names} with fused=True"
+    if any(group.get("dampening") for group in optimizer.param_groups):
+        return "SGD with dampening treats its first update in a way of its own"
+    if any(vars(scheduler).get("cycle_momentum") for scheduler in learner.optimizer.schedulers):
+        return "the scheduler moves the momentum too, which a graph would not notice: use cycle_momentum=False"
     return ""
 
 
@@ -67,10 +71,12 @@ def moving_tensors(learner: Learner) -> list[Tensor]:
 
 
 def topology(learner: Learner) -> Hashable:
-    """Cheap, and different whenever an epoch of this learner would no longer be the same computation."""
-    return tuple((id(slot.seed), *slot_role(slot)) for slot in learner.model.slots), len(
-        learner.optimizer.optimizer.state
-    )
+    """Cheap, and different whenever growth or a rollback made an epoch of this learner another computation.
+
+    What a person changes by hand in the middle of a run (frozen parameters, weight decay) is not noticed.
+    """
+    slots = tuple((id(slot.seed), *slot_role(slot)) for slot in learner.model.slots)
+    return slots, len(learner.optimizer.optimizer.state)
 
 
 def slot_role(slot: Slot) -> tuple[bool, ...]:
@@ -86,12 +92,14 @@ def signature(learner: Learner, host: Hashable) -> Hashable:
     """Equal for learners whose epochs are the same computation on other numbers; `host` is the host's fingerprint."""
     model, optimizer, feed = learner.model, learner.optimizer.optimizer, tensor_feed(learner)
     groups = [{k: v for k, v in group.items() if k not in _MOVING_SETTINGS} for group in optimizer.param_groups]
+    number = {id(parameter): i for i, parameter in enumerate(model.parameters())}
+    members = [[number[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
     return (
         host,
         tuple((slot.path, slot_role(slot), slot.seed and module_fingerprint(slot.seed)) for slot in model.slots),
         tuple(model.seeds),  # the order of birth is the order of the optimizer's groups
         type(optimizer),
-        value_fingerprint(groups),
+        value_fingerprint((groups, members)),
         value_fingerprint((learner.loss, learner.score, learner.precision)),
         (feed.batch_size, feed.updates_per_epoch, feed.augment),
         tuple(data_fingerprint(split) for split in (feed.train, feed.val)),

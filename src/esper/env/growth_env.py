@@ -21,7 +21,7 @@ from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.governor import Governor
 from esper.engine.graphs import GraphCache, GraphEngine
 from esper.engine.learner import Learner
-from esper.engine.measure import Evaluation, evaluate, gather
+from esper.engine.measure import Evaluation, Pending, evaluate, gather
 from esper.engine.precision import Precision
 from esper.engine.prepare import task_learner
 from esper.env.observation import decode, encode
@@ -171,12 +171,7 @@ class GrowthEnv:
 
     def evaluate_test(self) -> list[Evaluation]:
         """The networks on their test sets. For judging only: nothing that learns may look at it."""
-        return gather(
-            [
-                evaluate(e.learner.model, chunks(e.draw.task.splits.test), e.learner.loss, e.learner.score)
-                for e in self._episodes
-            ]
-        )
+        return gather([_on_test(episode) for episode in self._episodes])
 
     # -- internals -----------------------------------------------------------------------------------------------------
 
@@ -242,6 +237,12 @@ class GrowthEnv:
         started = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - started
+
+
+def _on_test(episode: _Episode) -> Pending[Evaluation]:
+    learner = episode.learner
+    with learner.arithmetic():
+        return evaluate(learner.model, chunks(episode.draw.task.splits.test), learner.loss, learner.score)
 
 
 def _spread(device: torch.device) -> list[torch.device]:

@@ -58,6 +58,7 @@ class Slot:
         """Join a seed to the host. `host` lends the running statistics that the shadow pass starts from."""
         self.seed = seed
         self.trained = [parameter for parameter in seed.parameters() if parameter.requires_grad]
+        self.alpha, self._alpha_set = torch.zeros((), device=next(seed.parameters()).device), 0.0
         self._handle = self.module.register_forward_hook(self._hook)
         self._shadow_buffers = [
             (module, name, buffer.clone())
@@ -70,6 +71,7 @@ class Slot:
             self._handle.remove()
         self.seed = self._handle = self._repeat = None
         self.trained, self._shadow_buffers = [], []
+        self.alpha, self._alpha_set = torch.zeros(()), 0.0  # not the old one: its place may be another network's by now
 
     def end_incubation(self) -> None:
         """The seed is about to act on the host itself: its private statistics are no longer needed."""
@@ -82,9 +84,6 @@ class Slot:
 
     def set_alpha(self) -> None:
         """Take over alpha from the slot's life."""
-        device = self.alpha.device if self.seed is None else next(self.seed.parameters()).device
-        if self.alpha.device != device:
-            self.alpha = self.alpha.to(device)
         if self._alpha_set != self.life.alpha:  # a fill is a kernel launch on a GPU, and most epochs change nothing
             self.alpha.fill_(self.life.alpha)
             self._alpha_set = self.life.alpha

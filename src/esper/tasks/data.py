@@ -31,7 +31,10 @@ def channels_last(images: Tensor) -> Tensor:
 def _copied(tensor: Tensor, how: torch.device | str, copy: Callable[[], Tensor]) -> Tensor:
     key = (id(tensor), how)
     if key not in _COPIES:
-        _COPIES[key] = copy()
+        made = copy()
+        if made is tensor:  # it was there already; kept here it would keep itself alive
+            return tensor
+        _COPIES[key] = made
         weakref.finalize(tensor, _COPIES.pop, key, None)
     return _COPIES[key]
 

@@ -177,13 +177,12 @@ def measure_steps(
     for _ in range(2 if graphs else 1):  # captures, and warms up
         _episode(env)
     before, captured, allocated = dict(env.seconds), env.captures, _megabytes(torch.cuda.memory_allocated, device)
-    rates, lived, stepping, total = [], 0, 0.0, 0.0
+    rates, counts, lived, stepping, total = [], 0, 0, 0.0, 0.0
     for _ in range(episodes):
         with Stopwatch(device) as whole:
-            seconds, live = _episode(env)
-        rates.append(envs * horizon / seconds)
-        lived, stepping, total = lived + live, stepping + seconds, total + whole[0]
-    counts = episodes * envs * horizon
+            seconds, acted, live = _episode(env)
+        rates.append(acted / seconds)
+        counts, lived, stepping, total = counts + acted, lived + live, stepping + seconds, total + whole[0]
     phases = {name: spent - before.get(name, 0.0) for name, spent in env.seconds.items() if name != "reset"}
     finally_allocated = _megabytes(torch.cuda.memory_allocated, device)
     return Steps(
@@ -204,21 +203,22 @@ def measure_steps(
     )
 
 
-def _episode(env: GrowthEnv) -> tuple[float, int]:
-    """Play one episode; gives the seconds spent in steps, and the steps with a live seed."""
+def _episode(env: GrowthEnv) -> tuple[float, int, int]:
+    """Play one episode; gives the seconds spent in steps, how many steps, and how many with a live seed."""
     env.reset(range(env.size))
-    spent, live = 0.0, 0
+    spent, acted, live = 0.0, 0, 0
     while not env.over:
         actions = [_always_growing(row, situation) for row, situation in enumerate(env.situations)]
         with Stopwatch(env.device) as seconds:
             step = env.step(actions)
         spent += seconds[0]
+        acted += int(step.acted.sum())
         live += sum(
             any(Stage.DORMANT < stage < Stage.FOSSILIZED for stage in info.record.stages)
             for info in step.infos
             if info is not None
         )
-    return spent, live
+    return spent, acted, live
 
 
 def _always_growing(row: int, situation: Situation) -> Action:
