@@ -64,6 +64,35 @@ def test_the_same_number_and_actions_give_the_same_episode_whoever_else_is_there
         assert torch.equal(a, b)
 
 
+def test_sixteen_environments_give_what_sixteen_single_ones_give() -> None:
+    family = TaskFamily("digits", horizon=4)
+    numbers = range(16)
+    policies = [at_random(number) for number in numbers]
+    together = GrowthEnv(family, 16, rules=QUICK)
+    together.reset(numbers)
+    steps = []
+    while not together.over:
+        steps.append(together.step([p(s) for p, s in zip(policies, together.situations, strict=True)]))
+    tested = together.evaluate_test()
+    for number in numbers:
+        alone = GrowthEnv(family, 1, rules=QUICK)
+        single = play(alone, at_random(number), [number])
+        assert torch.equal(rewards(single)[0], rewards(steps)[number])
+        assert alone.evaluate_test() == [tested[number]]
+
+
+def test_fixed_addresses_change_no_number() -> None:
+    """The graph engine in an environment, two episodes one after the other; on a CPU nothing is captured."""
+    eager, fixed = GrowthEnv(FAMILY, 2, rules=QUICK), GrowthEnv(FAMILY, 2, rules=QUICK, graphs=True)
+    for numbers in ([7, 8], [9, 10]):
+        expected, seen = (play(env, at_random(3), numbers) for env in (eager, fixed))
+        torch.testing.assert_close(rewards(seen), rewards(expected), rtol=1e-4, atol=1e-4)
+        for a, b in zip(expected, seen, strict=True):
+            torch.testing.assert_close(b.observation.slots, a.observation.slots, rtol=1e-4, atol=1e-4)
+    assert fixed.captures > 0
+    assert eager.captures == 0
+
+
 def test_observations_are_bounded_and_masks_are_exactly_what_is_possible() -> None:
     env = GrowthEnv(FAMILY, 2, rules=QUICK)
     policy = at_random(1)
