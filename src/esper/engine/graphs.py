@@ -100,6 +100,7 @@ class GraphEngine(EagerEngine):
             rest = EagerEngine.run(self, eager)
             for learner in learners:
                 yield next(rest if learner in self._eager else reports)
+
     def measure(self, learners: Sequence[Learner]) -> list[Evaluation]:
         replayed, eager = self._sorted(learners)
         with self._told_if_full():
