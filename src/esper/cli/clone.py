@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-
-from esper.cli.episodes import claim_file, wide_console
 
 
 @dataclass(frozen=True)
@@ -36,7 +35,7 @@ class Clone:
         import torch
 
         from esper.agent.controller import growth_network_config
-        from esper.cli.imitation import Progress, judge, save, show_agreement
+        from esper.cli.imitation import learn_and_judge
         from esper.offline.cloning import CloneConfig, clone
         from esper.offline.episodes import growth_schema
         from esper.offline.recording import read
@@ -46,13 +45,8 @@ class Clone:
         recording = read(self.recording, growth_schema())
         if self.teacher is not None:
             recording = replace(recording, episodes=recording.episodes.played_by(self.teacher))
-        claim_file(self.out, "--out")
-        console = wide_console(stderr=False)
-        with Progress(console) as progress:
-            learned = clone(recording.episodes, growth_network_config(), config, progress)
-        save(self.out, learned, "esper clone", config, recording)
-        show_agreement(console, learned)
-        return judge(console, self.out, recording, self.task, self.compare_episodes, self.seed)
+        teach = partial(clone, recording.episodes, growth_network_config(), config)
+        return learn_and_judge("esper clone", recording, config, teach, self.out, self.task, self.compare_episodes)
 
 
 COMMAND = Clone

@@ -1,4 +1,4 @@
-"""What `esper clone` and `esper offline` share: reading a recording, progress, the result on disk, its judgement."""
+"""What `esper clone` and `esper offline` share: progress, the result on disk, its judgement."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import clock
+from esper.cli.episodes import claim_file, clock, wide_console
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
 
     from esper.offline.agreement import HeadAgreement
@@ -49,6 +51,25 @@ class Progress:
         if not self.console.is_terminal and (spent - self.said > SECONDS_BETWEEN_LINES or done == of):
             self.said = spent
             self.console.print(f"{what}: epoch {done} of {of}, held-out loss {loss:.3f}, {clock(spent)}")
+
+
+def learn_and_judge(
+    command: str,
+    recording: Recording,
+    config: CloneConfig | IQLConfig,
+    teach: Callable[[Progress], Learned],
+    out: Path,
+    task: str | None,
+    episodes: int,
+) -> int:
+    """Learn, write the policy, and show how well it agrees with its teachers and does in the environment."""
+    claim_file(out, "--out")
+    console = wide_console(stderr=False)
+    with Progress(console) as progress:
+        learned = teach(progress)
+    save(out, learned, command, config, recording)
+    show_agreement(console, learned)
+    return judge(console, out, recording, task, episodes, config.seed)
 
 
 def save(path: Path, learned: Learned, how: str, config: CloneConfig | IQLConfig, recording: Recording) -> None:
@@ -112,6 +133,7 @@ def _percent(share: float | None) -> str:
 def judge(console: Console, out: Path, recording: Recording, task: str | None, episodes: int, seed: int) -> int:
     """The result in the environment, beside its teachers, on held-out problems: agreement alone proves little."""
     from esper.cli.compare import Compare
+    from esper.policy.catalogue import CONTROLLERS
 
     console.print(f"Written: {out}", soft_wrap=True)
     task = task or recording.task
@@ -120,7 +142,7 @@ def judge(console: Console, out: Path, recording: Recording, task: str | None, e
         console.print("The recording is of several tasks: compare with esper compare --task TASK --controllers …")
     elif episodes and task is not None:
         rules = ["none", *(name for name in recording.episodes.controllers if name != "none")]
-        known = [name for name in rules if name in ("none", "random", "schedule", "heuristic") or Path(name).exists()]
+        known = [name for name in rules if name in CONTROLLERS or Path(name).exists()]
         code = Compare(
             task=task,
             controllers=",".join([*known, str(out)]),

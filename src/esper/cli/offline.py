@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Annotated
 
 import tyro
-
-from esper.cli.episodes import claim_file, wide_console
 
 
 @dataclass(frozen=True)
@@ -38,7 +37,7 @@ class Offline:
         import torch
 
         from esper.agent.controller import growth_network_config
-        from esper.cli.imitation import Progress, judge, save, show_agreement
+        from esper.cli.imitation import learn_and_judge
         from esper.offline.episodes import growth_schema
         from esper.offline.iql import IQLConfig, iql
         from esper.offline.recording import read
@@ -52,13 +51,8 @@ class Offline:
             seed=self.seed,
         )
         recording = read(self.recording, growth_schema())
-        claim_file(self.out, "--out")
-        console = wide_console(stderr=False)
-        with Progress(console) as progress:
-            learned = iql(recording.episodes, growth_network_config(), config, progress)
-        save(self.out, learned, "esper offline", config, recording)
-        show_agreement(console, learned)
-        return judge(console, self.out, recording, self.task, self.compare_episodes, self.seed)
+        teach = partial(iql, recording.episodes, growth_network_config(), config)
+        return learn_and_judge("esper offline", recording, config, teach, self.out, self.task, self.compare_episodes)
 
 
 COMMAND = Offline

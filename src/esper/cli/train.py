@@ -153,7 +153,10 @@ class Train:
         changes = self._changes()
         given = (self.reward, self.ppo, self.teacher_kl)
         if set(changes) - CHANGED_ON_RESUME or any(value is not None for value in given):
-            raise ValueError("a resumed run keeps its configuration; only --updates may be given, to go on longer")
+            raise ValueError(
+                "a resumed run keeps its configuration; only --updates (to go on longer), --data-dir and --text-file "
+                "(if files have moved) may be given"
+            )
         return replace(config, **changes)
 
     # -- the record ----------------------------------------------------------------------------------------------------

@@ -29,9 +29,9 @@ def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
     matmul.allow_tf32 = cudnn.allow_tf32 = rounded
     cudnn.benchmark = True  # shapes repeat thousands of times, and what cuDNN guesses for small ones is often slow
     # No cache of cast weights: it would outlive the capture of a CUDA graph.
-    half = torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+    half = torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if precision is Precision.BF16 else nullcontext()
     try:
-        with half if precision is Precision.BF16 else nullcontext():
+        with half:
             yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before
