@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agent.gae import advantages, advantages_by_loop, normalise
+from esper.agent.gae import advantages, advantages_by_loop, against_siblings, normalise
 
 F, T = False, True
 
@@ -70,6 +70,28 @@ def test_splicing_invalid_steps_changes_nothing(seed, steps, place):
         kept = torch.cat((got[:, :place], got[:, place + 2 :]), dim=1)
         assert torch.allclose(kept, plain, atol=1e-9)
         assert (got[:, place : place + 2] == 0).all()
+
+
+def test_against_siblings_by_hand():
+    # Two groups of three; in the second step the third row of the first group is over, the last group has one left.
+    advantage = torch.tensor([[3.0, 1.0], [6.0, 5.0], [9.0, 7.0], [1.0, 2.0], [1.0, 9.0], [1.0, 9.0]])
+    valid = torch.tensor([[T, T], [T, T], [T, F], [T, T], [T, F], [T, F]])
+    # 3 − (6 + 9)/2, 6 − (3 + 9)/2, 9 − (3 + 6)/2; then 1 − 5 and 5 − 1; nobody to compare with leaves 2 as it is.
+    expected = [[-4.5, -4.0], [0.0, 4.0], [4.5, 0.0], [0.0, 2.0], [0.0, 0.0], [0.0, 0.0]]
+    assert against_siblings(advantage, valid, 3).tolist() == expected
+    assert torch.equal(against_siblings(advantage, valid, 1), advantage)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(0, 100_000))
+def test_what_all_siblings_share_goes_away(seed):
+    """Whatever the critic got wrong about a problem, step by step: it cannot tell one row's action from another's."""
+    generator = torch.Generator().manual_seed(seed)
+    advantage = torch.randn(8, 6, generator=generator)
+    luck = torch.randn(2, 1, 6, generator=generator).expand(2, 4, 6).reshape(8, 6)
+    everywhere = torch.ones(8, 6, dtype=torch.bool)
+    plain, lucky = (against_siblings(a, everywhere, 4) for a in (advantage, advantage + 100 * luck))
+    assert torch.allclose(plain, lucky, atol=1e-3)
 
 
 @settings(max_examples=30, deadline=None)

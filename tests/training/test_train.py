@@ -21,12 +21,17 @@ from pathlib import Path
 import pytest
 import torch
 
+from esper.agent.actor import Actor
+from esper.agent.buffer import map_masks, map_observation
 from esper.agent.config import PPOConfig
+from esper.agent.ppo import unpack_policy
 from esper.cli import main
+from esper.env.growth_env import GrowthEnv
 from esper.env.reward import RewardConfig
 from esper.telemetry.recorder import StoreRecorder
 from esper.telemetry.store import STORE_NAME, RunStore
 from esper.training.catalogue import make_controller
+from esper.training.fleet import dice_for
 from esper.training.growing import grow_task
 from esper.training.loop import Trainer
 from esper.training.run_folder import RunFolder, RunFolderError
@@ -87,16 +92,32 @@ def test_worker_processes_change_nothing(uninterrupted: Path) -> None:
 def test_many_environments_are_many_single_ones() -> None:
     """The episodes of a rollout do not know of each other: each equals the same draw played alone."""
     config = replace(TINY, envs=3, updates=1, evaluate_every=0)
-    together = Trainer(config)
-    numbers = config.numbers(1)
-    together.fleet.reset(numbers)
-    actions = torch.zeros(3, 4, dtype=torch.int64)
-    all_rewards = [together.fleet.step(actions).reward for _ in range(5)]
-    alone = Trainer(replace(config, envs=1))
+    numbers, actions = config.numbers(1), torch.zeros(3, 4, dtype=torch.int64)
+    together = GrowthEnv(config.family(), 3)
+    together.reset(numbers)
+    all_rewards = [together.step(actions).reward for _ in range(5)]
+    alone = GrowthEnv(config.family(), 1)
     for row, number in enumerate(numbers):
-        alone.fleet.reset([number])
-        rewards = [alone.fleet.step(actions[:1]).reward[0] for _ in range(5)]
+        alone.reset([number])
+        rewards = [alone.step(actions[:1]).reward[0] for _ in range(5)]
         assert torch.equal(torch.stack(rewards), torch.stack(all_rewards)[:, row])
+
+
+def test_what_was_played_elsewhere_is_what_the_agent_learns_from() -> None:
+    """Its own probabilities of the actions that a copy of it took: the replay agrees with the playing."""
+    config = replace(TINY, envs=3, updates=1, evaluate_every=0)
+    trainer = Trainer(config)
+    dice = dice_for(config.seed, 1, 3)
+    rollout = trainer.fleet.play(trainer._policy(), config.numbers(1), dice=dice)
+    assert rollout.episodes.taken.shape[:2] == (3, config.family().horizon)
+    network, normaliser = unpack_policy(trainer._policy())
+    actor = Actor(network, 1, normaliser, deterministic=False, seed=dice[1])
+    for step in rollout.steps():
+        seen = map_observation(step.observation, lambda x: x[1:2])
+        assert torch.equal(actor.act(seen, map_masks(step.masks, lambda x: x[1:2])), step.action[1:2])
+    alone = trainer.fleet.play(trainer._policy(), config.numbers(1)[1:2], dice=dice[1:2])
+    assert torch.equal(alone.episodes.reward[0], rollout.episodes.reward[1])
+    assert len(set(dice)) == 3
 
 
 def test_everything_is_in_the_store(uninterrupted: Path) -> None:

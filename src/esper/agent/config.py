@@ -35,6 +35,8 @@ class PPOConfig:
     """Passes over each rollout; every pass replays the rows from their first state, so several are safe."""
     minibatches: int = 4
     """Parts that each pass cuts the (permuted) rows into; 1 is the whole rollout at once."""
+    siblings: int = 1
+    """Rows that play the same problem, next to each other: their mean advantage is what each is measured against."""
     clip: float = 0.2
     """Ratios are clipped to 1 ± this, per head."""
     rare_head_share: float = 0.25
@@ -80,6 +82,8 @@ class PPOConfig:
                 raise ValueError(f"{name} must lie in [0, 1], not {value}")
         if self.epochs < 1 or self.minibatches < 1:
             raise ValueError(f"epochs and minibatches must be at least 1, not {self.epochs} and {self.minibatches}")
+        if self.siblings < 1:
+            raise ValueError(f"siblings must be at least 1, not {self.siblings}")
         if self.chunk_rows is not None and self.chunk_rows < 1:
             raise ValueError(f"chunk_rows must be at least 1 or None, not {self.chunk_rows}")
         if self.teacher_kl < 0.0 or self.teacher_updates < 1:

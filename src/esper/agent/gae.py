@@ -68,6 +68,22 @@ def advantages(
     return torch.where(valid, delta, zero)
 
 
+def against_siblings(advantage: Tensor, valid: Tensor, siblings: int) -> Tensor:
+    """Each row's advantage less the mean of its siblings' at the same step: rows come in groups of so many that play
+    the same problem. [N, T]
+
+    What the critic does not know about a problem is the same for all who play it, and goes away. A row's own action has
+    no part in what is subtracted, so the gradient's expectation does not change. Where no sibling is left, nothing is.
+    """
+    if siblings == 1:
+        return advantage
+    groups, mask = (tensor.reshape(-1, siblings, tensor.shape[1]) for tensor in (advantage, valid))
+    kept = torch.where(mask, groups, torch.zeros_like(groups))
+    others = mask.sum(1, keepdim=True) - mask.to(torch.int64)
+    baseline = (kept.sum(1, keepdim=True) - kept) / others.clamp(min=1)
+    return torch.where(mask, groups - baseline, torch.zeros_like(groups)).flatten(0, 1)
+
+
 def normalise(advantage: Tensor, valid: Tensor, mean: Tensor, std: Tensor, least_std: float) -> Tensor:
     """Once, over the whole rollout and before any head's mask. The floor on the std keeps a rollout in which nothing
     happened from turning rounding noise into unit-variance advantages. [N, T]"""

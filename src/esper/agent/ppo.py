@@ -10,12 +10,14 @@ It keeps the recurrent state of the environments it acts for and nothing else ab
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -31,6 +33,7 @@ from esper.agent.compiled import CompiledForward
 from esper.agent.config import ADAM_EPSILON, PPOConfig
 from esper.agent.diagnostics import LSTMHealth, one_device
 from esper.agent.distributed import Reducer, SingleProcess
+from esper.agent.gae import against_siblings
 from esper.agent.metrics import UpdateMetrics, collect
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.agent.update import Forward, ppo_update, prepare
@@ -97,8 +100,11 @@ class PPOAgent:
         """A frozen policy for the same observations that the update stays close to, as far as `teacher_kl` asks."""
 
     @torch.inference_mode()
-    def act(self, observation: Observation, masks: ActionMasks) -> Tensor:
-        """A decision for each environment, [N, heads] int64, drawn once and remembered."""
+    def act(self, observation: Observation, masks: ActionMasks, taken: Tensor | None = None) -> Tensor:
+        """A decision for each environment, [N, heads] int64, drawn once and remembered.
+
+        `taken` [N, heads] is one that a copy of this very policy has drawn and carried out elsewhere.
+        """
         if self.buffer.full:
             raise RuntimeError("the rollout is full: compute_returns() and update() before acting on")
         if self.config.validate_masks:
@@ -107,7 +113,7 @@ class PPOAgent:
         with self._exact():
             out = self._forward(seen, masks, self.state)
         assert out.state is not None
-        action, log_prob = out.policy.sample(self.generator)
+        action, log_prob = out.policy.sample(self.generator) if taken is None else (taken, out.policy.log_prob(taken))
         self._decision = _Decision(
             seen=seen,
             raw=observation,
@@ -174,7 +180,16 @@ class PPOAgent:
         """Close the rollout; `observation` is the one after its last step (read where no episode ended there)."""
         last = self._value(observation, self.state)
         with torch.inference_mode(False):  # what the update differentiates through must be ordinary tensors
-            self._batch = self.buffer.finish(last.clone(), self.config.discount, self.config.gae_decay)
+            batch = self.buffer.finish(last.clone(), self.config.discount, self.config.gae_decay)
+            relative = against_siblings(batch.advantage, batch.valid, self.config.siblings)
+            self._batch = replace(batch, advantage=relative)
+
+    @property
+    def rollout(self) -> RolloutBatch:
+        """What the next `update` will learn from."""
+        if self._batch is None:
+            raise RuntimeError("there is no rollout: compute_returns() first")
+        return self._batch
 
     def update(self) -> UpdateMetrics:
         """Learn from the rollout and clear it."""
@@ -293,15 +308,37 @@ class PPOAgent:
         return dict(checkpoint.data.get("caller", {}))
 
 
+def pack_policy(network: FactoredRecurrentActorCritic, normaliser: ObservationNormaliser | None) -> bytes:
+    """What an Actor in another process needs."""
+    tensors = {f"network/{name}": t for name, t in network.state_dict().items()}
+    if normaliser is not None:
+        tensors |= {f"observations/{name}": t for name, t in normaliser.state().items()}
+    data = {"network": json.dumps(config_data(network.config))}
+    return safetensors.torch.save({name: t.detach().cpu().clone() for name, t in tensors.items()}, data)
+
+
+def unpack_policy(
+    packed: bytes, device: torch.device | str = "cpu"
+) -> tuple[FactoredRecurrentActorCritic, ObservationNormaliser | None]:
+    header = json.loads(packed[8 : 8 + int.from_bytes(packed[:8], "little")])
+    return _policy_from(json.loads(header["__metadata__"]["network"]), safetensors.torch.load(packed), device)
+
+
 def load_policy(
     path: str | Path, device: torch.device | str = "cpu"
 ) -> tuple[FactoredRecurrentActorCritic, ObservationNormaliser | None]:
     """What an Actor needs from a checkpoint, to act for any number of environments."""
     checkpoint = load_checkpoint(path, device)
-    config = config_from_data(checkpoint.data["network"])
+    return _policy_from(checkpoint.data["network"], checkpoint.tensors, device)
+
+
+def _policy_from(
+    data: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device | str
+) -> tuple[FactoredRecurrentActorCritic, ObservationNormaliser | None]:
+    config = config_from_data(data)
     network = FactoredRecurrentActorCritic(config).to(device)
-    network.load_state_dict(tensors_under("network/", checkpoint.tensors))
-    observed = tensors_under("observations/", checkpoint.tensors)
+    network.load_state_dict(tensors_under("network/", tensors))
+    observed = tensors_under("observations/", tensors)
     if not observed:
         return network, None
     normaliser = ObservationNormaliser(config.overall_features, config.slot_features, device=device)

@@ -8,10 +8,11 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from esper.actions import HEAD_NAMES, HEADS_USED
-from esper.env.growth_env import EnvStep, StepInfo
+from esper.env.growth_env import StepInfo
 from esper.lifecycle import Stage
 from esper.telemetry.recorder import Recorder
 from esper.telemetry.records import TRAIN, Decision, Episode, Event
+from esper.training.fleet import PlayedStep
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,12 +58,8 @@ class _Row:
 class Journal:
     """Notes the steps of one rollout."""
 
-    def __init__(
-        self, recorder: Recorder, update: int, numbers: Sequence[int], arm: str = TRAIN, first_env: int = 0
-    ) -> None:
-        """`first_env` numbers the rows on, where one arm of an update plays in several batches."""
+    def __init__(self, recorder: Recorder, update: int, numbers: Sequence[int], arm: str = TRAIN) -> None:
         self.recorder = recorder
-        self.first_env = first_env
         self.update = update
         self.numbers = tuple(numbers)
         self.arm = arm
@@ -71,7 +68,7 @@ class Journal:
 
     def note(
         self,
-        step: EnvStep,
+        step: PlayedStep,
         probabilities: Sequence[Sequence[float]] | None = None,
         values: Sequence[float] | None = None,
     ) -> None:
@@ -112,7 +109,7 @@ class Journal:
             Decision.of(
                 effect,
                 update=self.update,
-                env=self.first_env + env,
+                env=env,
                 epoch=info.record.epoch,
                 slot=None if action.slot is None else info.slots[action.slot],
                 probabilities={head: p for head, p in chosen.items() if head in HEADS_USED[action.op]},
@@ -124,7 +121,6 @@ class Journal:
         )
 
     def _events(self, env: int, info: StepInfo) -> None:
-        env += self.first_env
         for transition in info.record.transitions:
             self._lifecycle[transition.target] += 1
             self.recorder.event(Event.of_transition(transition, update=self.update, env=env, arm=self.arm))
@@ -156,7 +152,7 @@ class Journal:
         self.recorder.episode(
             Episode(
                 update=self.update,
-                env=self.first_env + env,
+                env=env,
                 draw=self.numbers[env],
                 episode_return=row.total,
                 score=info.reward.score or 0.0,

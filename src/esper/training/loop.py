@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from statistics import fmean
 from typing import Any
 
 import torch
 
-from esper.agent.actor import Actor
 from esper.agent.controller import growth_network_config
 from esper.agent.normalisers import ObservationNormaliser
-from esper.agent.ppo import PPOAgent
+from esper.agent.ppo import PPOAgent, pack_policy
 from esper.agent.warm_start import start_from
 from esper.growth.blueprints import blueprint_names
 from esper.policy.network import FactoredRecurrentActorCritic
@@ -25,7 +25,7 @@ from esper.telemetry.escalation import HealthMonitor
 from esper.telemetry.profiler import PhaseTimers
 from esper.telemetry.recorder import NullRecorder, Recorder
 from esper.telemetry.records import Event
-from esper.training.fleet import Fleet
+from esper.training.fleet import Fleet, dice_for
 from esper.training.health import health_monitor
 from esper.training.journal import Journal, RolloutSummary
 from esper.training.run_folder import RunFolder
@@ -114,7 +114,7 @@ class Trainer:
 
     def _one_update(self) -> UpdateReport:
         update = self.update + 1
-        journal = self._collect(update)
+        journal = self.collect(update)
         with self.timers("update"):
             metrics = self.agent.update().flat()
         rollout = journal.summary()
@@ -140,30 +140,28 @@ class Trainer:
             told = f"torch.compile failed, and the network runs uncompiled from now on: {failure}"
             self.recorder.event(Event("compile", update, told, "warning"))
 
-    def _collect(self, update: int) -> Journal:
-        """One episode of every environment, into the agent's buffer and the record."""
+    def collect(self, update: int) -> Journal:
+        """One episode of every environment, into the agent's buffer and the record.
+
+        Copies of the policy have played them; here it goes through the same steps once more, all rows at once.
+        """
         agent, numbers = self.agent, self.config.numbers(update)
         journal = Journal(self.recorder, update, numbers)
         with self.timers("environment"):
-            observation, masks = self.fleet.reset(numbers)
+            rollout = self.fleet.play(self._policy(), numbers, dice=dice_for(self.config.seed, update, len(numbers)))
         agent.reset_state()
-        over = torch.zeros(self.config.envs, dtype=torch.bool)
-        while not bool(over.all()):
+        for step in rollout.steps(agent.device):
             with self.timers("policy"):
-                actions = agent.act(observation.to(agent.device), masks.to(agent.device))
-            with self.timers("environment"):
-                step = self.fleet.step(actions)
-            with self.timers("policy"):
+                agent.act(step.observation, step.masks, step.action)
                 log_probs, values = agent.decided
-                agent.process_env_step(
-                    step.reward, step.terminated, torch.zeros_like(step.terminated), valid=step.acted
-                )
+                agent.process_env_step(step.reward, step.terminated, torch.zeros_like(step.terminated), step.acted)
             with self.timers("telemetry"):
                 journal.note(step, log_probs.exp().tolist(), values.tolist())
-            over = over | step.terminated
-            observation, masks = step.observation, step.masks
-        agent.compute_returns(observation.to(agent.device))
+        agent.compute_returns(step.observation)  # its value is not read: every episode has ended
         return journal
+
+    def _policy(self) -> bytes:
+        return pack_policy(self.agent.network, self.agent.observation_normaliser)
 
     # -- judging and keeping ------------------------------------------------------------------------------------------
 
@@ -173,26 +171,12 @@ class Trainer:
 
     def _evaluate(self, update: int) -> float:
         """Mean score of the frozen policy on the held-out problems; the same ones every time."""
-        count, size = self.config.evaluation_episodes, self.config.envs
-        scores: list[float] = []
+        numbers = range(self.config.evaluation_episodes)
+        journal = Journal(self.recorder, update, numbers, arm=EVALUATION)
         with self.timers("evaluation"):
-            for start in range(0, count, size):
-                scores += self._play(update, start)[: count - start]
-        return sum(scores) / len(scores)
-
-    def _play(self, update: int, first: int) -> list[float]:
-        """Scores of as many held-out draws as there are environments, from number `first` on."""
-        numbers = list(range(first, first + self.config.envs))
-        journal = Journal(self.recorder, update, numbers, arm=EVALUATION, first_env=first)
-        actor = Actor(self.agent.network, len(numbers), self.agent.observation_normaliser)
-        observation, masks = self.fleet.reset(numbers, held_out=True)
-        over = torch.zeros(len(numbers), dtype=torch.bool)
-        while not bool(over.all()):
-            step = self.fleet.step(actor.act(observation.to(self.agent.device), masks.to(self.agent.device)))
-            journal.note(step)
-            over = over | step.terminated
-            observation, masks = step.observation, step.masks
-        return journal.summary().scores
+            for step in self.fleet.play(self._policy(), numbers, held_out=True).steps():
+                journal.note(step)
+        return fmean(journal.summary().scores)
 
     def _save(self, update: int, *, best: bool) -> None:
         if self.folder is None:

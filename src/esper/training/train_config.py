@@ -50,13 +50,15 @@ class TrainConfig:
             raise ValueError(f"evaluate_every must be at least 0, not {self.evaluate_every}")
         if self.draws is not None and self.draws < self.envs:
             raise ValueError(f"{self.envs} networks need at least as many problems; draws is {self.draws}")
+        if self.envs % self.ppo.siblings:
+            raise ValueError(f"{self.envs} networks cannot be grouped into siblings of {self.ppo.siblings}")
         check_gamma(self.reward, self.ppo.discount)
 
     def numbers(self, update: int) -> list[int]:
-        """The draws of a rollout, by number; `update` counts from 1."""
-        first = (update - 1) * self.envs
-        pool = self.draws or DRAWS_PER_SEED
-        return [self.seed * DRAWS_PER_SEED + (first + i) % pool for i in range(self.envs)]
+        """The draws of a rollout, by number, each as often as it has siblings; `update` counts from 1."""
+        siblings, pool = self.ppo.siblings, self.draws or DRAWS_PER_SEED
+        first = (update - 1) * (self.envs // siblings)
+        return [self.seed * DRAWS_PER_SEED + (first + i // siblings) % pool for i in range(self.envs)]
 
     def family(self) -> BoundedFamily:
         return family_of(self.task, data_dir=self.data_dir, text_file=self.text_file)

@@ -34,11 +34,8 @@ class Worker:
     def __init__(self, process: SpawnProcess, pipe: Connection) -> None:
         self.process = process
         self.pipe = pipe
-        self.job: Any = None
-        """What it works on; None when idle."""
 
     def send(self, job: Any) -> None:
-        self.job = job
         self.pipe.send(job)
 
     def receive(self) -> Any:
@@ -51,7 +48,6 @@ class Worker:
                 f"a worker process ended with exit code {self.process.exitcode}; it may have run out of memory: "
                 "use fewer workers"
             ) from None
-        self.job = None
         if isinstance(answer, BaseException):
             raise answer
         return answer
@@ -69,21 +65,36 @@ def in_processes(
     stop: Callable[[], bool] = lambda: False,
 ) -> Iterator[tuple[_Job, _Result]]:
     """Each job with its result. `function` and the jobs are pickled. Once `stop` says so, running jobs are dropped."""
-    waiting = list(reversed(jobs))
     crew = start_workers([function] * min(workers, len(jobs)))
     try:
-        while not stop() and (waiting or any(worker.job is not None for worker in crew)):
-            for worker in crew:
-                if worker.job is None and waiting:
-                    worker.send(waiting.pop())
-            busy = {worker.pipe: worker for worker in crew if worker.job is not None}
-            for pipe in wait(list(busy), timeout=POLL_SECONDS):
-                worker = busy[pipe]  # type: ignore[index]
-                job = worker.job
-                yield job, worker.receive()
+        for index, result in as_they_finish(crew, jobs, stop):
+            yield jobs[index], result
     finally:
         for worker in crew:
             worker.close()
+
+
+def share_out(crew: Sequence[Worker], jobs: Sequence[Any]) -> list[Any]:
+    """The results of all jobs, in the order of the jobs."""
+    results: dict[int, Any] = dict(as_they_finish(crew, jobs))
+    return [results[index] for index in range(len(jobs))]
+
+
+def as_they_finish(
+    crew: Sequence[Worker], jobs: Sequence[Any], stop: Callable[[], bool] = lambda: False
+) -> Iterator[tuple[int, Any]]:
+    """The index of each job with its result; each job goes to the next idle worker."""
+    waiting = list(reversed(range(len(jobs))))
+    doing: dict[Connection, tuple[Worker, int]] = {}
+    while not stop() and (waiting or doing):
+        for worker in crew:
+            if worker.pipe not in doing and waiting:
+                index = waiting.pop()
+                doing[worker.pipe] = (worker, index)
+                worker.send(jobs[index])
+        for pipe in wait(list(doing), timeout=POLL_SECONDS):
+            worker, index = doing.pop(pipe)  # type: ignore[call-overload]
+            yield index, worker.receive()
 
 
 def start_workers(functions: Sequence[Callable[[Any], Any]]) -> list[Worker]:
