@@ -92,6 +92,28 @@ def test_natural_takes_its_hosts_in_turn():
     assert family.draw(0).seed != family.draw(len(NATURAL)).seed
 
 
+def test_natural_of_one_task_has_its_hosts_only():
+    family = get_family("natural/mnist1d")
+    assert {family.draw(i).task.name for i in range(family.round)} == {"mnist1d"}
+    assert family.round == sum(name == "mnist1d" for name, _ in NATURAL)
+    with pytest.raises(ValueError, match="try natural/mnist1d, natural/digits"):
+        get_family("natural/letters")
+
+
+def test_families_take_turns_and_their_draws_stay_what_they_were():
+    both, mixed, natural = (get_family(name) for name in ("mixed+natural/mnist1d", "mixed", "natural/mnist1d"))
+    assert both.round == mixed.round + natural.round
+    assert (both.slots, both.horizon) == (3, 25)
+    for held_out in (False, True):
+        first = [both.draw(i, held_out=held_out) for i in (0, mixed.round - 1, mixed.round, both.round)]
+        alone = [mixed.draw(0, held_out=held_out), mixed.draw(mixed.round - 1, held_out=held_out)]
+        alone += [natural.draw(0, held_out=held_out), mixed.draw(mixed.round, held_out=held_out)]
+        assert [draw.seed for draw in first] == [draw.seed for draw in alone]
+        assert [draw.facts["kind"] for draw in first] == [draw.facts["kind"] for draw in alone]
+    with pytest.raises(ValueError, match="unknown task family 'mixd'"):
+        get_family("mixd+natural")
+
+
 # -- mixed -------------------------------------------------------------------------------------------------------------
 
 
@@ -123,7 +145,7 @@ def test_sizes_and_limits_are_within_their_bounds(held_out):
         layouts.add(model.slots[0].shape.layout)
         needed.add(draw.facts["need"])
         most.add(draw.max_seeds)
-    assert layouts == {"conv1d", "dense", "sequence"}
+    assert layouts == {"conv1d", "conv2d", "dense", "sequence"}
     assert needed == {"motif", "distant", "channel", "scale", "composition", "nothing"}
     assert most == {1, 2, 3}
 
@@ -184,6 +206,7 @@ def linear_accuracy(make) -> float:
     data = []
     for seed in (0, 1):
         x = make(BALANCED, np.random.default_rng(seed))
+        x = x.reshape(len(x), *x.shape[1:-2], -1) if x.ndim == 4 else x  # of an image, all its positions
         statistics = np.concatenate([x.mean(-1), x.std(-1)], -1)
         data.append(np.concatenate([x.reshape(len(x), -1), statistics, np.ones((len(x), 1))], 1))
     weights = np.linalg.lstsq(data[0], np.eye(4)[BALANCED], rcond=None)[0]
@@ -197,6 +220,7 @@ def linear_accuracy(make) -> float:
         (partial(needs.motif, length=60, scale=5, noise=0.75), 60),
         (partial(needs.distant_relation, length=48, distractors=5, noise=0.3), 45),
         (partial(needs.motif_order, length=50, distance=10, noise=0.3), 40),
+        (partial(needs.image_motif, size=12, scale=1, noise=0.4), 40),
     ],
 )
 def test_what_single_positions_say_does_not_tell_the_class(make, most):
@@ -209,6 +233,17 @@ def test_motifs_have_the_same_values_in_another_order():
     assert np.allclose(values, values[0])
     shapes = [row[np.flatnonzero(row)[0] : np.flatnonzero(row)[0] + 4] for row in x]
     assert np.allclose(shapes, needs.MOTIFS)
+
+
+def test_image_motifs_have_the_same_values_two_by_two():
+    x = needs.image_motif(np.arange(4), np.random.default_rng(0), size=12, scale=1, noise=0.0)
+    assert not x[:, 1].any()
+    for image, motif in zip(x[:, 0], needs.MOTIFS, strict=True):
+        rows, columns = image.nonzero()
+        square = image[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
+        assert np.allclose(square, motif.reshape(2, 2))
+    coarse = needs.image_motif(np.arange(4), np.random.default_rng(0), size=12, scale=3, noise=0.0)
+    assert ((coarse[:, 0] != 0).sum((1, 2)) == 36).all()
 
 
 def test_the_distant_marks_agree_or_not_whatever_lies_between():
@@ -253,6 +288,7 @@ def score(draw: Draw, plan: str) -> float:
     [
         ("series motif @0", "depthwise@0", ("", "depthwise@1", "pointwise@0")),
         ("series distant @0", "attention@0", ("", "depthwise@0", "norm@0")),
+        ("image motif @0", "depthwise@0", ("", "depthwise@1", "pointwise@0")),
         ("token distant @0", "attention@0", ("", "norm@0", "mlp_small@0")),
     ],
 )

@@ -1,13 +1,14 @@
 """Task families: a new problem for every episode, the same one for the same number, and others for evaluation.
 
 `get_family("mixed")` generates problems ("mixed/vector" only those of vectors), `get_family("natural")` varies the
-hosts of built-in tasks, and the name of any task is a family in which only the seeds vary.
+hosts of built-in tasks ("natural/mnist1d" only of that one), and the name of any task is a family in which only the
+seeds vary. "mixed+natural" takes turns.
 """
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -59,6 +60,14 @@ class BoundedFamily(Family, Protocol):
         """Most epochs that an episode lasts."""
 
 
+class NamedFamily(BoundedFamily, Protocol):
+    """One that comes by name, and can take turns with others."""
+
+    @property
+    def round(self) -> int:
+        """Draws in which every kind of problem occurs once."""
+
+
 def draw_rng(name: str, number: int, held_out: bool, use: int = 0) -> np.random.Generator:
     """The random numbers of one draw: of no other draw, no other family, and no other use."""
     if number < 0:
@@ -95,6 +104,7 @@ class TaskFamily:
         self.horizon, self.budget, self.max_seeds = horizon, budget, max_seeds
         # Data from files are read once: another split of them is no other problem, and they may be large.
         from_files = {"data_dir", "text_file"} & set(task_options(name))
+        self.round = 1
         self.data_seeds = data_seeds or (1 if from_files else DATA_SEEDS)
         self.options = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}  # hashable
 
@@ -133,12 +143,15 @@ class Natural:
 
     name = "natural"
 
-    def __init__(self, *, horizon: int = 20, max_seeds: int | None = 2) -> None:
+    def __init__(self, *, task: str | None = None, horizon: int = 20, max_seeds: int | None = 2) -> None:
+        """`task` leaves only the hosts of that task."""
+        self._hosts = [(name, options) for name, options in NATURAL if task in (None, name)]
         self.members = [
-            TaskFamily(name, horizon=horizon, max_seeds=max_seeds, data_seeds=1, **options) for name, options in NATURAL
+            TaskFamily(name, horizon=horizon, max_seeds=max_seeds, data_seeds=1, **options)
+            for name, options in self._hosts
         ]
-
         self.horizon = horizon
+        self.round = len(self.members)
 
     @property
     def slots(self) -> int:
@@ -147,10 +160,30 @@ class Natural:
     def draw(self, number: int, *, held_out: bool = False) -> Draw:
         turn, member = divmod(number, len(self.members))
         drawn = self.members[member].draw(turn, held_out=held_out)
-        widths = "-".join(str(width) for width in NATURAL[member][1]["widths"])
+        name, options = self._hosts[member]
+        widths = "-".join(str(width) for width in options["widths"])
         rng = draw_rng(self.name, number, held_out)
-        facts: dict[str, Fact] = {**drawn.facts, "kind": f"{NATURAL[member][0]} {widths}"}
+        facts: dict[str, Fact] = {**drawn.facts, "kind": f"{name} {widths}"}
         return Draw(drawn.task, draw_seed(rng, held_out), drawn.horizon, drawn.budget, drawn.max_seeds, facts)
+
+
+class Together:
+    """Several families in turn: a round of the first, a round of the next, and so on from the beginning."""
+
+    def __init__(self, members: Sequence[NamedFamily]) -> None:
+        self.members = tuple(members)
+        self.name = "+".join(member.name for member in members)
+        self.slots = max(member.slots for member in members)
+        self.horizon = max(member.horizon for member in members)
+        self.round = sum(member.round for member in members)
+
+    def draw(self, number: int, *, held_out: bool = False) -> Draw:
+        turn, place = divmod(number, self.round)
+        for member in self.members:
+            if place < member.round:
+                return member.draw(turn * member.round + place, held_out=held_out)
+            place -= member.round
+        raise AssertionError("a round is the sum of its members' rounds")
 
 
 def family_names() -> tuple[str, ...]:
@@ -171,8 +204,13 @@ def _spelled(options: Iterable[str]) -> str:
     return " and ".join(f"--{option.replace('_', '-')}" for option in options)
 
 
-def get_family(name: str, **options: Any) -> BoundedFamily:
-    """The family of this name; the options are its constructor's (for the name of a task, the task's own as well)."""
+def get_family(name: str, **options: Any) -> NamedFamily:
+    """The family of this name; the options are its constructor's (for the name of a task, the task's own as well).
+
+    Names that are joined by "+" are families in turn.
+    """
+    if "+" in name:
+        return Together([get_family(part, **options) for part in name.split("+")])
     if name == "mixed":
         from esper.tasks.mixed import Mixed  # noqa: PLC0415  (it needs `Draw` from here)
 
@@ -187,6 +225,13 @@ def get_family(name: str, **options: Any) -> BoundedFamily:
         return Mixed(kinds=kinds, **options)
     if name == "natural":
         return Natural(**options)
+    if name.startswith("natural/"):
+        task = name.removeprefix("natural/")
+        if task not in dict(NATURAL):
+            raise ValueError(
+                f"no natural problem is of the task {task!r}; try natural/{', natural/'.join(dict(NATURAL))}"
+            )
+        return Natural(task=task, **options)
     if name not in task_names():
         near = difflib.get_close_matches(name, family_names(), n=1)
         hint = f" (did you mean {near[0]!r}?)" if near else ""

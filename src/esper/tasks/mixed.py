@@ -14,92 +14,20 @@ from functools import partial
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from esper.growth.blueprints import Layout, SlotShape
 from esper.growth.seed import parameter_count
-from esper.growth.standalone import portable_host
 from esper.tasks import needs
 from esper.tasks.data import Split, Splits
 from esper.tasks.family import Draw, draw_rng, draw_seed
-from esper.tasks.hosts import Conv1dHost
+from esper.tasks.hosts import Conv1dHost, Conv2dHost
 from esper.tasks.needs import CLASSES, Inputs, Labels
 from esper.tasks.registry import Task
+from esper.tasks.token_host import TokenHost
 
 SLOTS = 3
 VAL, TEST = 600, 1000
-
-
-class TokenStage(nn.Module):
-    """A linear map of each position, then optionally ReLU, then optionally causal attention added to it."""
-
-    def __init__(self, inputs: int, width: int, bends: bool, attends: bool) -> None:
-        super().__init__()
-        self.project = nn.Linear(inputs, width)
-        self.bends = bends
-        self.attends = attends
-        if attends:
-            self.norm = nn.LayerNorm(width)
-            self.query_key_value = nn.Linear(width, 3 * width, bias=False)
-            self.out = nn.Linear(width, width)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        x = self.project(x)  # [batch, (time,) width]
-        if self.bends:
-            x = F.relu(x)
-        if self.attends:
-            # With an axis for heads, even if there is one: without it torch takes a path of half the speed.
-            query, key, value = self.query_key_value(self.norm(x)).unsqueeze(1).chunk(3, -1)
-            seen = F.scaled_dot_product_attention(query, key, value, is_causal=True)
-            x = x + self.out(seen.squeeze(1))
-        return x
-
-
-@portable_host
-class TokenHost(nn.Module):
-    """Stages for vectors [batch, features] or sequences [batch, time, features], then a mean over time and a head.
-
-    `bends[i]` and `attends[i]` say whether stage i has a ReLU and attention; `pools[i]` is the factor by which its
-    output is averaged along time (1: not at all). Hosts without one of them have a fault that growth can repair.
-    """
-
-    def __init__(
-        self,
-        features: int,
-        widths: list[int],
-        classes: int,
-        bends: list[bool],
-        attends: list[bool],
-        pools: list[int],
-    ) -> None:
-        super().__init__()
-        self.config: dict[str, object] = {
-            "features": features,
-            "widths": list(widths),
-            "classes": classes,
-            "bends": list(bends),
-            "attends": list(attends),
-            "pools": list(pools),
-        }
-        if not widths or not len(widths) == len(bends) == len(attends) == len(pools):
-            raise ValueError(f"TokenHost needs one of bends, attends and pools per width; got {self.config}")
-        inputs = [features, *widths]
-        self.stages = nn.ModuleList(TokenStage(inputs[i], w, bends[i], attends[i]) for i, w in enumerate(widths))
-        self.pools = list(pools)
-        self.head = nn.Linear(widths[-1], classes)
-
-    @property
-    def default_slots(self) -> list[str]:
-        return [f"stages.{i}" for i in range(len(self.stages))]
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        for stage, factor in zip(self.stages, self.pools, strict=True):
-            x = stage(x)
-            if factor > 1:
-                x = x.reshape(x.shape[0], -1, factor, x.shape[2]).mean(2)
-        logits: torch.Tensor = self.head(x.mean(1) if x.dim() == 3 else x)
-        return logits  # [batch, classes]
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,6 +115,46 @@ def series_nothing(rng: np.random.Generator, place: int) -> Problem:
     widths = _widths(rng, int(rng.integers(8, 11)), place, (16, 20))
     inputs = partial(needs.agreement, length=48, noise=float(rng.uniform(0.25, 0.35)))
     return Problem("conv1d", "nothing", (), inputs, widths, _series_host(widths, (4, 12, 1)))
+
+
+# -- images, for convolutional hosts -----------------------------------------------------------------------------------
+
+
+def _image_host(widths: Sequence[int], pools: Sequence[int], first_kernel: int = 1) -> Callable[[], nn.Module]:
+    return partial(
+        Conv2dHost,
+        in_channels=2,
+        widths=list(widths),
+        kernels=[first_kernel, 1, 1],
+        classes=CLASSES,
+        pools=list(pools),
+        pooling="average",
+    )
+
+
+def image_motif(rng: np.random.Generator, place: int) -> Problem:
+    """As `series_motif`, in two dimensions."""
+    widths = _widths(rng, 8, place, (16, 20))
+    scale, size, pools = ((1, 12, (4, 3, 1)), (3, 12, (3, 4, 1)))[place]
+    inputs = partial(
+        needs.image_motif, size=size, scale=scale, noise=float(rng.uniform(*((0.3, 0.5), (0.7, 0.9))[place]))
+    )
+    return Problem("conv2d", "motif", (("depthwise", place),), inputs, widths, _image_host(widths, pools))
+
+
+def image_channel(rng: np.random.Generator, place: int) -> Problem:
+    """As `series_channel`: how the brightness of an image is distributed."""
+    widths = _widths(rng, int(rng.integers(6, 8)), place, (16, 20))
+    gain, offset = float(rng.uniform(0.6, 0.8)), float(rng.uniform(1.6, 2.2))
+    inputs = partial(needs.image_distribution, size=8, gain_spread=gain, offset_spread=offset, noise=0.1)
+    return Problem("conv2d", "channel", (("pointwise", place),), inputs, widths, _image_host(widths, (4, 2, 1)))
+
+
+def image_nothing(rng: np.random.Generator, place: int) -> Problem:
+    """The fine motif, for a host whose first stage sees neighbours."""
+    widths = _widths(rng, int(rng.integers(12, 15)), place, (16, 20))
+    inputs = partial(needs.image_motif, size=12, scale=1, noise=float(rng.uniform(0.2, 0.3)))
+    return Problem("conv2d", "nothing", (), inputs, widths, _image_host(widths, (4, 3, 1), first_kernel=3))
 
 
 # -- vectors and sequences ---------------------------------------------------------------------------------------------
@@ -293,6 +261,10 @@ KINDS: dict[str, Callable[[np.random.Generator], Problem]] = {
     "series scale @1": partial(series_scale, place=1),
     "series composition @0": partial(series_composition, place=0),
     "series nothing": partial(series_nothing, place=0),
+    "image motif @0": partial(image_motif, place=0),
+    "image motif @1": partial(image_motif, place=1),
+    "image channel @0": partial(image_channel, place=0),
+    "image nothing": partial(image_nothing, place=0),
     "vector channel @0": partial(vector_channel, place=0),
     "vector channel @1": partial(vector_channel, place=1),
     "vector channel @2": partial(vector_channel, place=2),
@@ -308,7 +280,7 @@ KINDS: dict[str, Callable[[np.random.Generator], Problem]] = {
 }
 """Each kind of problem by name: what the data are, what is needed, and the slot where it is meant to be grown."""
 
-UPDATES: dict[Layout, int] = {"conv1d": 20, "dense": 60, "sequence": 40}
+UPDATES: dict[Layout, int] = {"conv1d": 20, "conv2d": 20, "dense": 60, "sequence": 40}
 """Per epoch. As many as the cheaper hosts can afford: attention and small boards are learned slowly."""
 
 
@@ -321,6 +293,7 @@ class Mixed:
 
     def __init__(self, *, kinds: Sequence[str] | None = None) -> None:
         self.kinds = tuple(KINDS if kinds is None else kinds)
+        self.round = len(self.kinds)
         for kind in self.kinds:
             if kind not in KINDS:
                 raise ValueError(f"unknown kind of problem {kind!r}; there are {', '.join(KINDS)}")

@@ -88,6 +88,33 @@ def motif_order(labels: Labels, rng: np.random.Generator, *, length: int, distan
     return series
 
 
+# -- images [count, 2, size, size] -------------------------------------------------------------------------------------
+
+
+def image_motif(labels: Labels, rng: np.random.Generator, *, size: int, scale: int, noise: float) -> Inputs:
+    """`motif` folded into a square: four levels, two by two, each a patch of `scale` by `scale` positions."""
+    images = noise * rng.standard_normal((len(labels), 2, size, size))
+    swell = np.sin(np.pi * (np.arange(scale) + 0.5) / scale) * (1.0 if scale == 1 else 1.3)
+    patch = np.outer(swell, swell)
+    pattern = np.kron(MOTIFS.reshape(CLASSES, 2, 2), patch)  # [class, 2 scale, 2 scale]
+    width = 2 * scale
+    top, left = (rng.integers(0, size - width + 1, len(labels)) for _ in range(2))
+    row = np.arange(len(labels))[:, None, None]
+    down, right = np.arange(width)[:, None], np.arange(width)[None, :]
+    images[row, 0, top[:, None, None] + down, left[:, None, None] + right] += pattern[labels]
+    return images
+
+
+def image_distribution(
+    labels: Labels, rng: np.random.Generator, *, size: int, gain_spread: float, offset_spread: float, noise: float
+) -> Inputs:
+    """`distribution` of the values of an image: their places do not matter."""
+    series = distribution(
+        labels, rng, length=size * size, gain_spread=gain_spread, offset_spread=offset_spread, noise=noise
+    )
+    return series.reshape(len(labels), 2, size, size)
+
+
 # -- vectors [count, features] and sequences of them [count, time, features] ------------------------------------------
 
 
