@@ -53,8 +53,8 @@ def steps(device: torch.device) -> list[Steps]:
     show(base)
     found = [base]
     for envs in (16, 64):
-        for precision in Precision:
-            found.append(measure_steps(UNIT, envs, device, graphs=True, precision=precision))
+        for precision, compiled in WAYS:
+            found.append(measure_steps(UNIT, envs, device, graphs=True, precision=precision, compiled=compiled))
             show(found[-1], base.per_second)
     return found
 

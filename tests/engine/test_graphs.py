@@ -20,6 +20,7 @@ from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR
 
 from esper.actions import WAIT, Action, Op
+from esper.engine.captured import CapturedEpoch
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.fingerprint import module_fingerprint, value_fingerprint
 from esper.engine.graphs import GraphCache, GraphEngine
@@ -202,18 +203,49 @@ def test_updates_in_blocks_and_data_by_address_or_copied(
     assert_same(run(GraphEngine([make(0)], [None]), [script]), run(EagerEngine([make(0)], [None]), [script]))
 
 
+def from_a_loader(make: Make, seed: int) -> Learner:
+    """A learner that cannot be replayed."""
+    learner = make(seed)
+    batches = [make(seed).feed.next_batch() for _ in range(3)]
+    learner.feed = LoaderFeed(batches, batches, torch.device("cpu"))
+    return learner
+
+
+def test_python_prepares_one_part_while_the_device_works_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Five learners in parts of two; one is not replayed, and one is not active. Records come in the old order."""
+    monkeypatch.setattr("esper.engine.graphs.PARTS", 3)
+    make, script, active = maker(BUILT_IN["mlp"], "cpu"), life("mlp", "mlp"), [True, True, False, True, True]
+
+    def learners() -> list[Learner]:
+        return [make(0), from_a_loader(make, 1), *(make(seed) for seed in (2, 3, 4))]
+
+    def play(engine: EagerEngine) -> list[list[EpochRecord]]:
+        records = [engine.step([action] * 5, active) for action in script]
+        assert all([r is not None for r in row] == active for row in records)
+        return [[r for r in row if r is not None] for row in records]
+
+    engine = GraphEngine(learners(), [None] * 5)
+    assert_same(play(engine), play(EagerEngine(learners(), [None] * 5)))
+
+    happened: list[tuple[str, int]] = []
+    number = {learner: i for i, learner in enumerate(engine.learners)}
+    begin, launch, end = Learner.begin_epoch, CapturedEpoch.run, Learner.end_epoch
+    monkeypatch.setattr(Learner, "begin_epoch", lambda x: (happened.append(("begin", number[x])), begin(x))[1])
+    monkeypatch.setattr(Learner, "end_epoch", lambda x, *a: (happened.append(("end", number[x])), end(x, *a))[1])
+    monkeypatch.setattr(CapturedEpoch, "run", lambda x: (happened.append(("run", number[x.learner])), launch(x))[1])
+    engine.step([WAIT] * 5, active)
+    assert happened == [
+        *(("begin", 0), ("begin", 1), ("run", 0)),
+        *(("begin", 3), ("begin", 4), ("run", 3), ("run", 4)),
+        *(("end", 0), ("end", 1), ("end", 3), ("end", 4)),
+    ]
+
+
 def test_learners_that_cannot_be_replayed_run_eagerly_and_the_reason_is_kept() -> None:
     make = maker(BUILT_IN["mlp"], "cpu")
-
-    def from_a_loader(seed: int) -> Learner:
-        learner = make(seed)
-        batches = [make(seed).feed.next_batch() for _ in range(3)]
-        learner.feed = LoaderFeed(batches, batches, torch.device("cpu"))
-        return learner
-
-    engine = GraphEngine([make(0), from_a_loader(1)], [None, None])
+    engine = GraphEngine([make(0), from_a_loader(make, 1)], [None, None])
     scripts = [life("mlp", "mlp")] * 2
-    assert_same(run(engine, scripts), run(EagerEngine([make(0), from_a_loader(1)], [None, None]), scripts))
+    assert_same(run(engine, scripts), run(EagerEngine([make(0), from_a_loader(make, 1)], [None, None]), scripts))
     (reason,) = engine.cache.refused
     assert "LoaderFeed" in reason
 
@@ -273,6 +305,7 @@ def test_a_full_device_says_how_many_networks_fit(monkeypatch: pytest.MonkeyPatc
     class Card:
         total_memory = 100 * 2**30
 
+    monkeypatch.setattr("esper.engine.graphs.PARTS", 1)  # so that all four hold memory when it is full
     monkeypatch.setattr("esper.engine.captured.CapturedEpoch.run", full)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 90 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: Card)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.engine.fingerprint import module_fingerprint
 from esper.engine.governor import pack
@@ -54,7 +54,7 @@ class CapturedEpoch:
         self._total = torch.zeros(parts[0], dtype=torch.float64, device=device)
         self.results = torch.zeros(sum(parts), dtype=torch.float64, device=device)
         self._losses, self._norms, self._finite, self._numbers = torch.split(self.results, parts)
-        self._packed = {dtype: torch.empty_like(flat) for dtype, flat in pack(learner.model).items()}
+        self._packed = pack(learner.model)
         self._refused, self._drew = refused, False
         self._updates = Replay(lane, self._make_updates, self._give_up, self._why_not)
         self._measure = Replay(lane, self._make_measurement, self._give_up)
@@ -131,10 +131,16 @@ class CapturedEpoch:
                 if i + 1 == self._block:
                     self._norms.copy_(learner.gradient_norms())
                 learner.optimizer.step_with(rates.unbind())
-        self._total.add_(torch.stack(losses).sum(0))
+                if i + 1 < self._block:
+                    learner.updated()
+        total = torch.stack(losses).sum(0)
+        if len(self.plan) == 1:  # the only block of the epoch: nothing to add up, and none to come
+            self._losses.copy_(total)
+        else:
+            self._total.add_(total)
+            self._position.add_(1)
         self._drew = not torch.equal(learner.rng_state, drawn[0]) or random.getstate() != drawn[1]
         learner.optimizer.zero_grad()  # a gradient lives in the graph's memory, which others will use
-        self._position.add_(1)
 
     def _make_measurement(self) -> None:
         """What the epoch has shown; and all is ready for the next one."""
@@ -145,14 +151,14 @@ class CapturedEpoch:
                 asked.numbers(*measure_batch(learner.model, batch, learner.loss, learner.score, asked.variants))
                 for batch in chunks(self._val)
             ]
-        self._numbers.copy_(torch.stack(found).sum(0))
+        self._numbers.copy_(found[0] if len(found) == 1 else torch.stack(found).sum(0))
         self._finite.copy_(all_finite(learner.model))
         if not self.gave_up:
-            for dtype, flat in pack(learner.model).items():
-                self._packed[dtype].copy_(flat)
-        self._losses.copy_(self._total)
-        self._total.zero_()
-        self._position.zero_()
+            pack(learner.model, self._packed)
+        if len(self.plan) > 1:
+            self._losses.copy_(self._total)
+            self._total.zero_()
+            self._position.zero_()
 
     def _now(self, planned: Tensor) -> Tensor:
         """The block that is next; without a kernel if there is only one."""
@@ -184,9 +190,12 @@ class EpochCache:
         self.device = device
         self._refused = refused
         self.lanes = [Lane(device) for _ in range(lanes)]
+        self.way_back = Lane(device)
+        """Results take a stream of their own, so that nothing that is launched meanwhile waits for them."""
         self.captures = 0
         """Epochs that had to be built; all others were found here."""
-        self._hosts: dict[Learner, Hashable] = {}
+        self._fingerprints: dict[nn.Module, Hashable] = {}
+        """Of hosts and seeds: to find one takes longer than the rest of a change of topology."""
         self._in_use: dict[Learner, CapturedEpoch] = {}
         self._free: dict[Hashable, list[CapturedEpoch]] = {}
         """By signature; those that were used last come last."""
@@ -197,9 +206,7 @@ class EpochCache:
         if current is not None and current.topology == topology(learner):
             return current
         ensure_state(learner.optimizer.optimizer)
-        if learner not in self._hosts:
-            self._hosts[learner] = module_fingerprint(learner.model.host)
-        key = signature(learner, self._hosts[learner])
+        key = signature(learner, self._fingerprint)
         if current is not None and current.signature == key:
             current.bind(learner)  # the same computation, but some tensors are new: a rollback, or another seed
             return current
@@ -240,7 +247,12 @@ class EpochCache:
             epoch.let_go()
             self._put_back(epoch)
         self._in_use.clear()
-        self._hosts.clear()
+        self._fingerprints.clear()
+
+    def _fingerprint(self, module: nn.Module) -> Hashable:
+        if module not in self._fingerprints:
+            self._fingerprints[module] = module_fingerprint(module)
+        return self._fingerprints[module]
 
     def _take(self, key: Hashable) -> CapturedEpoch | None:
         """A free one, on the lane with the least to do."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import overload
 
@@ -68,23 +68,37 @@ class EagerEngine:
 
         A learner that is not `active` stays as it is, its action is ignored and its record is None.
         """
-        everyone = [True] * len(self.learners)
-        rows = zip(self.learners, self.governors, actions, everyone if active is None else active, strict=True)
-        chosen = [(learner, governor, action) for learner, governor, action, wanted in rows if wanted]
-        begun = [_begin(*row) for row in chosen]
-        reports = self.run([learner for learner, _, _ in chosen])
-        records = [
-            _end(learner, governor, epoch, *report)
-            for (learner, governor, _), epoch, report in zip(chosen, begun, reports, strict=True)
-        ]
-        if active is None:
-            return records
-        remaining = iter(records)
-        return [next(remaining) if wanted else None for wanted in active]
+        records = list(self.stepping(actions, active))
+        return [record for record in records if record is not None] if active is None else records
 
-    def run(self, learners: Sequence[Learner]) -> Iterator[tuple[TrainReport, Evaluation]]:
-        """Train and measure these for one epoch; two device-to-host transfers for all of them together."""
-        yield from zip(gather([learner.train() for learner in learners]), self.measure(learners), strict=True)
+    def stepping(self, actions: Sequence[Action], active: Sequence[bool] | None = None) -> Iterator[EpochRecord | None]:
+        """A step whose records come one by one, so that a caller can deal with one while a device works on others."""
+        wanted = [True] * len(self.learners) if active is None else active
+        rows = zip(self.learners, self.governors, actions, wanted, strict=True)
+        chosen = [(learner, governor, action) for learner, governor, action, on in rows if on]
+        begun: list[_Begun] = []
+
+        def beginning() -> Iterator[Learner]:
+            for row in chosen:
+                begun.append(_begin(*row))
+                yield row[0]
+
+        # Reports first: it is for them that epochs begin.
+        reports = zip(self.run(beginning()), chosen, begun, strict=True)
+        for on in wanted:
+            if not on:
+                yield None
+                continue
+            report, (learner, governor, _), epoch = next(reports)
+            yield _end(learner, governor, epoch, *report)
+
+    def run(self, learners: Iterable[Learner]) -> Iterator[tuple[TrainReport, Evaluation]]:
+        """Train and measure these for one epoch; two device-to-host transfers for all of them together.
+
+        An engine takes a learner from the iterable when it is about to train it.
+        """
+        everyone = list(learners)
+        yield from zip(gather([learner.train() for learner in everyone]), self.measure(everyone), strict=True)
 
     def measure(self, learners: Sequence[Learner]) -> list[Evaluation]:
         return gather([learner.evaluate() for learner in learners])

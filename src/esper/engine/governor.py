@@ -292,16 +292,20 @@ class Snapshot:
         return sum(copy.numel() * copy.element_size() for copy in self._copies.values())
 
 
-def pack(model: GrowingModel) -> dict[torch.dtype, Tensor]:
-    """For each type of number, all permanent tensors one after the other, in the order of `permanent_tensors`."""
+def pack(model: GrowingModel, places: Mapping[torch.dtype, Tensor] | None = None) -> dict[torch.dtype, Tensor]:
+    """For each type of number, all permanent tensors one after the other, in the order of `permanent_tensors`.
+
+    With `places`, what an earlier call gave, they are written there.
+    """
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for tensor in permanent_tensors(model).values():
         by_type.setdefault(tensor.dtype, []).append(tensor.detach())
-    return {dtype: _lined_up(tensors) for dtype, tensors in by_type.items()}
+    places = places or {}
+    return {dtype: _lined_up(tensors, places.get(dtype)) for dtype, tensors in by_type.items()}
 
 
-def _lined_up(tensors: Sequence[Tensor]) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+def _lined_up(tensors: Sequence[Tensor], place: Tensor | None = None) -> Tensor:
+    return torch.cat([tensor.reshape(-1) for tensor in tensors], out=place)
 
 
 def _permanent_seeds(model: GrowingModel) -> tuple[int, ...]:

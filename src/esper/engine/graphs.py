@@ -7,9 +7,11 @@ for Python, is paid once per topology and kept in a cache that outlives the lear
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TypeVar
+from dataclasses import dataclass
+from itertools import islice
+from typing import Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -17,6 +19,7 @@ from torch import Tensor
 from esper.engine.captured import CapturedEpoch, EpochCache
 from esper.engine.eager import EagerEngine
 from esper.engine.governor import Governor
+from esper.engine.lanes import Lane
 from esper.engine.learner import Learner, TrainReport
 from esper.engine.measure import Evaluation
 from esper.engine.static import tensor_feed, why_not_static
@@ -25,7 +28,7 @@ LANES = 16
 """Streams per device. More of them share the same few queues of the device."""
 
 PARTS = 4
-"""In how many parts the results of a step come back."""
+"""In how many parts a step is made: the device works on one while Python prepares or reads another."""
 
 _Report = TypeVar("_Report")
 
@@ -84,31 +87,63 @@ class GraphEngine(EagerEngine):
                 self.cache.refuse(reason)
                 self._eager.add(learner)
 
-    def run(self, learners: Sequence[Learner]) -> Iterator[tuple[TrainReport, Evaluation]]:
-        """One epoch of all. What to do is uploaded before, for all at once; the results come back in a few parts.
-
-        While the device works on the later ones, the caller can deal with the earlier ones.
-        """
+    def run(self, learners: Iterable[Learner]) -> Iterator[tuple[TrainReport, Evaluation]]:
+        """One epoch of all, in a few parts: while the device works on one, Python prepares or reads another."""
+        order: list[Learner] = []
+        eager: list[Learner] = []
+        launched: list[_Launched[tuple[TrainReport, Evaluation]]] = []
         with self._told_if_full():
-            replayed, eager = self._sorted(learners)
-            epochs = [self._epoch_of(learner) for learner in replayed]
-            feeds = [tensor_feed(learner) for learner in replayed]
-            rates = [x.optimizer.plan(feed.updates_per_epoch) for x, feed in zip(replayed, feeds, strict=True)]
-            _upload([feed.plan(feed.updates_per_epoch) for feed in feeds], [epoch.plan for epoch in epochs])
-            _upload([torch.tensor(rows, dtype=torch.float64) for rows in rates], [epoch.rates for epoch in epochs])
-            reports = _side_by_side(epochs, CapturedEpoch.run, CapturedEpoch.read)
+            for part in self._parts(learners):
+                order += part
+                replayed, direct = self._sorted(part)
+                eager += direct
+                epochs = self._planned(replayed)
+                launched += [self._launch(e, CapturedEpoch.run, CapturedEpoch.read) for e in _by_device(epochs)]
             rest = EagerEngine.run(self, eager)
-            for learner in learners:
-                yield next(rest if learner in self._eager else reports)
+            reports = _Reports(launched)
+            for learner in order:
+                yield next(rest) if learner in self._eager else reports.of(learner)
 
     def measure(self, learners: Sequence[Learner]) -> list[Evaluation]:
         replayed, eager = self._sorted(learners)
         with self._told_if_full():
             epochs = [self._epoch_of(learner) for learner in replayed]
-            evaluations = _side_by_side(epochs, CapturedEpoch.measure, CapturedEpoch.read_evaluation)
-            found = dict(zip(replayed, evaluations, strict=True))
+            launched = [
+                self._launch(e, CapturedEpoch.measure, CapturedEpoch.read_evaluation) for e in _by_device(epochs)
+            ]
+            reports = _Reports(launched)
+            found = {learner: reports.of(learner) for learner in replayed}
         found |= dict(zip(eager, super().measure(eager), strict=True))
         return [found[learner] for learner in learners]
+
+    def _parts(self, learners: Iterable[Learner]) -> Iterator[list[Learner]]:
+        waiting, size = iter(learners), -(-len(self.learners) // PARTS)
+        while part := list(islice(waiting, size)):
+            yield part
+
+    def _planned(self, learners: Sequence[Learner]) -> list[CapturedEpoch]:
+        """Epochs that have been told which examples to take and how fast to learn."""
+        epochs = [self._epoch_of(learner) for learner in learners]
+        feeds = [tensor_feed(learner) for learner in learners]
+        rates = [x.optimizer.plan(feed.updates_per_epoch) for x, feed in zip(learners, feeds, strict=True)]
+        _upload([feed.plan(feed.updates_per_epoch) for feed in feeds], [epoch.plan for epoch in epochs])
+        _upload([torch.tensor(rows, dtype=torch.float64) for rows in rates], [epoch.rates for epoch in epochs])
+        return epochs
+
+    def _launch(
+        self,
+        epochs: Sequence[CapturedEpoch],
+        work: Callable[[CapturedEpoch], None],
+        read: Callable[[CapturedEpoch, list[float]], _Report],
+    ) -> _Launched[_Report]:
+        """Start epochs of one device."""
+        for lane in {epoch.lane for epoch in epochs}:
+            lane.fork()
+        for epoch in epochs:
+            with epoch.lane.running():
+                work(epoch)
+        marks = [lane.mark() for lane in {epoch.lane for epoch in epochs}]
+        return _Launched(epochs, read, marks, self.cache.of(epochs[0].lane.device).way_back)
 
     def _sorted(self, learners: Sequence[Learner]) -> tuple[list[Learner], list[Learner]]:
         """Those that are replayed, and those that run eagerly."""
@@ -154,36 +189,41 @@ def _upload(parts: Sequence[Tensor], places: Sequence[Tensor]) -> None:
         torch._foreach_copy_(targets, [piece.view(t.shape) for piece, t in zip(pieces, targets, strict=True)])
 
 
-def _side_by_side(
-    epochs: Sequence[CapturedEpoch],
-    work: Callable[[CapturedEpoch], None],
-    read: Callable[[CapturedEpoch, list[float]], _Report],
-) -> Iterator[_Report]:
-    """Launch all, and give each epoch's report, in order, as soon as its part of the results is there."""
-    for lane in {epoch.lane for epoch in epochs}:
-        lane.fork()
-    parts = []
-    for device in dict.fromkeys(epoch.lane.device for epoch in epochs):
-        here = [epoch for epoch in epochs if epoch.lane.device == device]
-        size = -(-len(here) // PARTS)
-        parts += [(here[i : i + size], _launch(here[i : i + size], work)) for i in range(0, len(here), size)]
-    found: dict[CapturedEpoch, _Report] = {}
-    waiting = iter(parts)
-    for epoch in epochs:
-        while epoch not in found:
-            members, results = next(waiting)
-            rows = torch.split(results.wait(), [len(member.results) for member in members])
-            found |= {member: read(member, row.tolist()) for member, row in zip(members, rows, strict=True)}
-        yield found[epoch]
+def _by_device(epochs: Sequence[CapturedEpoch]) -> list[list[CapturedEpoch]]:
+    devices = dict.fromkeys(epoch.lane.device for epoch in epochs)
+    return [[epoch for epoch in epochs if epoch.lane.device == device] for device in devices]
 
 
-def _launch(epochs: Sequence[CapturedEpoch], work: Callable[[CapturedEpoch], None]) -> Arriving:
-    for epoch in epochs:
-        with epoch.lane.running():
-            work(epoch)
-    for lane in {epoch.lane for epoch in epochs}:
-        lane.join()
-    return Arriving(torch.cat([epoch.results for epoch in epochs]))
+@dataclass(frozen=True, slots=True)
+class _Launched(Generic[_Report]):
+    """Epochs that a device works on, and how to read what comes back."""
+
+    epochs: Sequence[CapturedEpoch]
+    read: Callable[[CapturedEpoch, list[float]], _Report]
+    marks: Sequence[torch.cuda.Event | None]
+    """Behind the work of each lane."""
+    way_back: Lane
+
+    def reports(self) -> dict[Learner, _Report]:
+        for mark in self.marks:
+            self.way_back.follow(mark)
+        with self.way_back.running():
+            arriving = Arriving(torch.cat([epoch.results for epoch in self.epochs]))
+        rows = torch.split(arriving.wait(), [len(epoch.results) for epoch in self.epochs])
+        return {e.learner: self.read(e, row.tolist()) for e, row in zip(self.epochs, rows, strict=True)}
+
+
+class _Reports(Generic[_Report]):
+    """The reports of all launches; it waits for no more of them than needed."""
+
+    def __init__(self, launched: Sequence[_Launched[_Report]]) -> None:
+        self._waiting = iter(launched)
+        self._found: dict[Learner, _Report] = {}
+
+    def of(self, learner: Learner) -> _Report:
+        while learner not in self._found:
+            self._found |= next(self._waiting).reports()
+        return self._found[learner]
 
 
 class Arriving:

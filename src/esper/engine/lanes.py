@@ -42,6 +42,19 @@ class Lane:
         if self._stream is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._stream)
 
+    def mark(self) -> torch.cuda.Event | None:
+        """The end of what has been launched here so far."""
+        if self._stream is None:
+            return None
+        event = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        event.record(self._stream)
+        return event
+
+    def follow(self, mark: torch.cuda.Event | None) -> None:
+        """What is launched here from now on comes after what was launched elsewhere up to the mark."""
+        if self._stream is not None and mark is not None:
+            self._stream.wait_event(mark)
+
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
         """`work` as a graph. It is not carried out; it must have been once, on this lane, so that all is warm."""
         if self._stream is None:

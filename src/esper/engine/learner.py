@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from esper.actions import Action, Effect, Op
+from esper.engine.half import HalfWeights
 from esper.engine.measure import Evaluation, Loss, Pending, Score, evaluate
 from esper.engine.optimizer import GrowingOptimizer
-from esper.engine.precision import Precision, arithmetic
+from esper.engine.precision import Precision, arithmetic, in_half
 from esper.growth.attach import arguments
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot, preserved_rng
@@ -64,6 +65,8 @@ class Learner:
         self.precision = precision
         self.packed: dict[torch.dtype, Tensor] = {}
         """What is permanent in the network (`pack`), as an engine has laid it together; empty if it has not."""
+        self._half: HalfWeights | None = None
+        """Set while passes are made in bfloat16."""
         self._rng_state = torch.Generator().manual_seed(seed).get_state()
 
     # -- one epoch, in this order -------------------------------------------------------------------------------
@@ -104,6 +107,7 @@ class Learner:
                 if remaining == 0:
                     norms = self.gradient_norms()
                 self.optimizer.step()
+                self.updated()
         assert total is not None
         assert norms is not None
         read = partial(self.read_training, incubating=incubating)
@@ -161,7 +165,9 @@ class Learner:
         losses = [loss.detach()]
         for slot in incubating:
             parameters = self.model.seed_parameters(slot)
-            with self.model.shadow(slot, *args, **kwargs) as outputs:
+            if self._half is not None:
+                parameters = self._half.copies_of(parameters)
+            with self._constant_but(parameters), self.model.shadow(slot, *args, **kwargs) as outputs:
                 shadow_loss = self.loss(outputs, targets)
                 if shadow_loss.requires_grad:
                     # A pass may leave the slot out (layer drop); a seed that is never used then shows no gradient.
@@ -169,12 +175,22 @@ class Learner:
                     for parameter, gradient in zip(parameters, gradients, strict=True):
                         parameter.grad = gradient
             losses.append(shadow_loss.detach())
-        return torch.stack(losses)
+        if self._half is not None:
+            self._half.hand_over()
+        return torch.stack(losses) if incubating else losses[0].unsqueeze(0)
+
+    def updated(self) -> None:
+        """To be called after every update that is followed by another pass."""
+        if self._half is not None:
+            self._half.refresh()
 
     def gradient_norms(self) -> Tensor:
         """[1 + seeds]: the host's gradient norm, then that of each seed, in the order of the slots."""
-        owners = [self.model.host.parameters(), *(self.model.seed_parameters(slot) for slot in self._seeded)]
-        return torch.stack([_norm(list(parameters), self.model.device) for parameters in owners])
+        host: list[Tensor] = list(self.model.host.parameters())
+        if self._half is not None:
+            host = self._half.weights_of(host)
+        owners = [host, *(self.model.seed_parameters(slot) for slot in self._seeded)]
+        return torch.stack([_norm(parameters, self.model.device) for parameters in owners])
 
     def read_training(self, numbers: Sequence[float], incubating: Sequence[Slot]) -> TrainReport:
         """From losses summed over the epoch [1 + incubating], gradient norms [1 + seeds], and whether all is finite."""
@@ -212,9 +228,32 @@ class Learner:
             raise IndexError(f"there is no slot {index}: this model has {len(self.model.slots)}")
         return self.model.slots[index]
 
-    def arithmetic(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def arithmetic(self) -> Iterator[None]:
         """Within, the device calculates as precisely as this learner wants."""
-        return arithmetic(self.precision, self.model.device)
+        with arithmetic(self.precision, self.model.device):
+            if not in_half(self.precision, self.model.device):
+                yield
+                return
+            self._half = HalfWeights(self.model)
+            try:
+                with self._half.in_place():
+                    yield
+            finally:
+                self._half = None
+
+    @contextmanager
+    def _constant_but(self, trained: Sequence[Tensor]) -> Iterator[None]:
+        """Within, only these get gradients. Autograd leaves the others out by itself; a compiled region does not."""
+        kept = {id(parameter) for parameter in trained}
+        others = [p for p in self.model.parameters() if p.requires_grad and id(p) not in kept]
+        for parameter in others:
+            parameter.requires_grad_(False)
+        try:
+            yield
+        finally:
+            for parameter in others:
+                parameter.requires_grad_(True)
 
     @property
     def rng_state(self) -> Tensor:
@@ -240,10 +279,10 @@ def _norm(parameters: list[Tensor], device: torch.device) -> Tensor:
 
 
 def all_finite(model: GrowingModel) -> Tensor:
-    """[1]: 1 when every weight is finite and no buffer is NaN. It travels with the other numbers: no transfer more."""
+    """[1]: 1 when every weight is finite and no buffer is NaN, else NaN. It travels with the other numbers."""
     parameters = [t.detach() for t in model.parameters() if t.is_floating_point() and t.numel() > 0]
     buffers = [t.detach() for t in model.buffers() if t.is_floating_point() and t.numel() > 0]
     largest = torch.stack([t.float() for t in torch._foreach_norm([*parameters, *buffers], math.inf)])
     # Buffers may hold infinities on purpose, such as attention masks.
-    good = largest[: len(parameters)].isfinite().all() & ~largest[len(parameters) :].isnan().any()
-    return good.float().unsqueeze(0)
+    largest[len(parameters) :].clamp_(max=0.0)
+    return (largest * 0.0).sum(0, keepdim=True) + 1.0  # anything finite times 0 is 0; infinity and NaN give NaN

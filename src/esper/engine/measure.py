@@ -145,9 +145,9 @@ def measure_batch(
     losses, scores = [], []
     for changes in ({}, *variants):
         outputs = model.replay(changes, *args, **kwargs) if changes else model(*args, **kwargs)
-        losses.append(loss(outputs, targets).double() * len(targets))
+        losses.append(loss(outputs, targets))
         scores.append(_scores(score, outputs, targets))
-    return torch.stack(losses), torch.stack(scores)
+    return torch.stack(losses).double() * len(targets), torch.stack(scores).double()
 
 
 def standard_error(mean: float, mean_square: float, count: int) -> float:
@@ -158,9 +158,9 @@ def standard_error(mean: float, mean_square: float, count: int) -> float:
 def _scores(score: Score, outputs: object, targets: Tensor) -> Tensor:
     values = score(outputs, targets)
     if values.dim() == 0:  # a metric that only knows the batch: every example gets the mean
-        return values.double().expand(len(targets))
+        return values.expand(len(targets))
     if values.shape != (len(targets),):
         raise ValueError(
             f"the metric must give one number per example ({len(targets)}) or one per batch, not {list(values.shape)}"
         )
-    return values.double()
+    return values

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from enum import StrEnum
 
 import torch
@@ -18,20 +18,33 @@ class Precision(StrEnum):
     """Passes in bfloat16, images channels last; weights, optimizer, losses and statistics stay in single precision."""
 
 
+HALF_DEVICES = frozenset({"cuda"})
+"""Where bfloat16 is faster than single precision."""
+
+
+def in_half(precision: Precision, device: torch.device) -> bool:
+    """Whether passes are made in bfloat16."""
+    return precision is Precision.BF16 and device.type in HALF_DEVICES
+
+
 @contextmanager
 def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
-    if device.type != "cuda":
+    with ExitStack() as stack:
+        if in_half(precision, device):
+            # No cache of cast weights: it would outlive the capture of a CUDA graph.
+            stack.enter_context(torch.autocast(device.type, torch.bfloat16, cache_enabled=False))
+        if device.type == "cuda":
+            stack.enter_context(_rounding(precision is not Precision.FP32))
         yield
-        return
-    rounded = precision is not Precision.FP32
+
+
+@contextmanager
+def _rounding(rounded: bool) -> Iterator[None]:
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark
     matmul.allow_tf32 = cudnn.allow_tf32 = rounded
     cudnn.benchmark = True  # shapes repeat thousands of times, and what cuDNN guesses for small ones is often slow
-    # No cache of cast weights: it would outlive the capture of a CUDA graph.
-    half = torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if precision is Precision.BF16 else nullcontext()
     try:
-        with half:
-            yield
+        yield
     finally:
         matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark = before

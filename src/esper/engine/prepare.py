@@ -5,9 +5,10 @@ from __future__ import annotations
 import torch
 
 from esper.engine.learner import Learner
+from esper.engine.measure import Loss
 from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.precision import Precision
-from esper.engine.regions import compile_regions
+from esper.engine.regions import compile_regions, compiled_loss
 from esper.growth.attach import attach
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules
@@ -41,8 +42,10 @@ def task_learner(
     growing = attach(
         host, task.slots, task.splits.train.x[:2], rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed
     )
+    loss: Loss = task.loss
     if compiled:
         compile_regions(growing)
+        loss = compiled_loss(loss)
     # Fused: one call for all parameters, on CPU too. Per-parameter calls cost more than the arithmetic in small hosts.
     adam = torch.optim.AdamW(host.parameters(), lr=task.learning_rate, weight_decay=task.weight_decay, fused=True)
     feed = TensorFeed(
@@ -59,4 +62,4 @@ def task_learner(
         warmup_updates=task.updates_per_epoch,
         decay=lambda update: max(0.0, min(1.0, (updates - update) / (DECAY * updates))),
     )
-    return Learner(growing, optimizer, feed, task.loss, task.score, seed=seed, epochs=epochs, precision=precision)
+    return Learner(growing, optimizer, feed, loss, task.score, seed=seed, epochs=epochs, precision=precision)

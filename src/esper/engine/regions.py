@@ -1,4 +1,4 @@
-"""Regional `torch.compile`: the parts of a host between its slots, and each seed, compiled by themselves.
+"""Regional `torch.compile`: the parts of a host between its slots, each seed, and the loss, compiled by themselves.
 
 Slots stay outside, so growing compiles nothing but the new seed. Networks of one architecture share what was compiled:
 dynamo keeps it by the code of `forward`, with guards on shapes. A region that does not compile runs as it is, and the
@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
+from functools import cache, partial
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
 from esper.growth.model import GrowingModel
@@ -24,12 +25,12 @@ MOST_VERSIONS = 512
 
 
 class Region:
-    """A module's forward, compiled; after a failure as it was."""
+    """A function with its first arguments, compiled; after a failure as it was."""
 
-    def __init__(self, module: nn.Module) -> None:
-        self._plain: Callable[..., Any] = module.forward
-        self._call: Callable[..., Any] = torch.compile(self._plain, dynamic=False)
-        self._name = type(module).__name__
+    def __init__(self, name: str, function: Callable[..., Any], *first: Any) -> None:
+        self._plain: Callable[..., Any] = partial(function, *first)
+        self._call: Callable[..., Any] = partial(_compiled(function), *first)
+        self._name = name
         self.failure = ""
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
@@ -37,18 +38,32 @@ class Region:
             return self._call(*args, **kwargs)
         except TorchDynamoException as error:
             self.failure = str(error).partition("\n")[0]
-            log.warning("torch.compile failed on a %s, which runs uncompiled: %s", self._name, self.failure)
+            log.warning("torch.compile failed on %s, which runs uncompiled: %s", self._name, self.failure)
             self._call = self._plain
             return self._plain(*args, **kwargs)
 
 
 def compile_regions(model: GrowingModel) -> None:
-    """Compile what is there now, and every seed that will be planted."""
+    """Compile what is there now, and every seed that will be planted. A single layer has nothing to be fused with."""
     torch._dynamo.config.recompile_limit = max(MOST_VERSIONS, torch._dynamo.config.recompile_limit)
     for part in model.regions:
-        part.__dict__["forward"] = Region(part)
-    model.on_planting = _compile_seed
+        if next(part.children(), None) is not None:
+            _compile(part)
+    model.on_planting = _compile
 
 
-def _compile_seed(seed: nn.Module) -> None:
-    seed.__dict__["forward"] = Region(seed)
+def _compile(module: nn.Module) -> None:
+    name, own = f"a {type(module).__name__}", vars(module).get("forward")  # someone may have given it another forward
+    module.__dict__["forward"] = Region(name, type(module).forward, module) if own is None else Region(name, own)
+
+
+@cache
+def _compiled(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Once for all modules of a class: the call costs milliseconds, even if everything has been compiled before."""
+    return torch.compile(function, dynamic=False)
+
+
+@cache
+def compiled_loss(loss: Callable[..., Tensor]) -> Region:
+    """One for all networks with this loss: only then may they share captured epochs."""
+    return Region("the loss", loss)

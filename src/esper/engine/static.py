@@ -6,13 +6,13 @@ objects, its optimizer and its seeds, but their numbers live in the storage.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from esper.engine.fingerprint import Same, layout, module_fingerprint, value_fingerprint
+from esper.engine.fingerprint import Same, layout, value_fingerprint
 from esper.engine.learner import Learner
 from esper.growth.slot import Slot
 from esper.lifecycle import IN_FORWARD, Stage
@@ -88,15 +88,15 @@ def slot_role(slot: Slot) -> tuple[bool, ...]:
     return (life.stage in IN_FORWARD, life.alpha == 0.0, life.alpha == 1.0, life.stage is Stage.TRAINING, measured)
 
 
-def signature(learner: Learner, host: Hashable) -> Hashable:
-    """Equal for learners whose epochs are the same computation on other numbers; `host` is the host's fingerprint."""
+def signature(learner: Learner, fingerprint: Callable[[nn.Module], Hashable]) -> Hashable:
+    """Equal for learners whose epochs are the same computation on other numbers; `fingerprint` is that of a module."""
     model, optimizer, feed = learner.model, learner.optimizer.optimizer, tensor_feed(learner)
     groups = [{k: v for k, v in group.items() if k not in _MOVING_SETTINGS} for group in optimizer.param_groups]
     number = {id(parameter): i for i, parameter in enumerate(model.parameters())}
     members = [[number[id(parameter)] for parameter in group["params"]] for group in optimizer.param_groups]
     return (
-        host,
-        tuple((slot.path, slot_role(slot), slot.seed and module_fingerprint(slot.seed)) for slot in model.slots),
+        fingerprint(model.host),
+        tuple((slot.path, slot_role(slot), slot.seed and fingerprint(slot.seed)) for slot in model.slots),
         tuple(model.seeds),  # the order of birth is the order of the optimizer's groups
         type(optimizer),
         value_fingerprint((groups, members)),

@@ -132,10 +132,11 @@ class GrowthEnv:
             raise RuntimeError("call reset before step")
         chosen = decode(actions) if isinstance(actions, Tensor) else list(actions)
         active = [not episode.over for episode in self._episodes]
-        with self._phase("engine"):
-            records = self._engine.step([a if on else WAIT for a, on in zip(chosen, active, strict=True)], active)
+        records = self._engine.stepping([a if on else WAIT for a, on in zip(chosen, active, strict=True)], active)
         infos: list[StepInfo | None] = []
-        for episode, record in zip(self._episodes, records, strict=True):
+        for episode in self._episodes:
+            with self._phase("engine"):
+                record = next(records)  # a GPU works on the next ones meanwhile
             infos.append(None if record is None else self._advance(episode, record))
         observation, masks = self._view()
         return EnvStep(
