@@ -1,6 +1,6 @@
-"""`make demo`: train a small controller, judge it beside the rules, and grow a network with it. A few minutes.
+"""`make demo`: judge the controller that comes with Esper beside the rules, and grow a network with it. Two minutes.
 
-Every run has a folder of its own (runs/demo, runs/demo-2, …): nothing that was there before is touched.
+Every demo has a folder of its own (runs/demo, runs/demo-2, …): nothing that was there before is touched.
 """
 
 from __future__ import annotations
@@ -14,8 +14,10 @@ from pathlib import Path
 from esper.cli import main as esper
 from esper.cli.episodes import clock
 
-DRAW = 3
-"""A held-out problem whose host lacks something that growing can give it (`esper compare` judges on it, too)."""
+CONTROLLER = "small"
+EPISODES = 16
+DRAW = 6
+"""A problem of the comparison whose host lacks something that growing can give it."""
 
 
 def free_folder(runs: Path = Path("runs")) -> Path:
@@ -35,19 +37,24 @@ def step(words: list[str]) -> None:
 def main() -> None:
     started = time.perf_counter()
     run = free_folder()
-    grown = run / "grown"
-    step(["train", "--preset", "demo", "--run", str(run)])
-    step(["grow", "--task", "mixed/vector", "--draw", str(DRAW), "--controller", str(run), "--out", str(grown)])
-    print(f"\nDone in {clock(time.perf_counter() - started)}. Pictures and files of this run:")
+    compared, grown = run / "comparison", run / "grown"
+    controllers = f"none,heuristic,{CONTROLLER}"
+    judged = ["--controllers", controllers, "--episodes", str(EPISODES), "--no-controls"]
+    step(["compare", "--task", "mixed", *judged, "--out", str(compared)])
+    step(["grow", "--task", "mixed", "--draw", str(DRAW), "--controller", CONTROLLER, "--out", str(grown)])
+    print(f"\nDone in {clock(time.perf_counter() - started)}. Pictures and files of this demo:")
     kept = {
-        run / "comparison" / "comparison.png": "the controller you trained beside the rules, on problems it never saw",
-        grown / "growth.png": "how it grew one network",
+        compared / "comparison.png": "the learned controller beside the rule, on problems that nobody trained on",
+        grown / "growth.png": "how it grew one of these problems' networks",
         grown / "model.py": "that network; it loads without Esper",
     }
     width = max(len(str(path)) for path in kept)
     for path, what in kept.items():
         print(f"  {path!s:<{width}}  {what}")
-    print("More: esper grow --task mnist1d (a rule grows a network), esper --help, README.md")
+    program = Path(sys.executable).with_name("esper")  # `make demo` does not activate its environment
+    print("Next, train a controller of your own, in a few minutes:")
+    print(f"  {program} train --preset demo")
+    print(f"More: {program} --help, README.md")
 
 
 if __name__ == "__main__":

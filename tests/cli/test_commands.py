@@ -59,7 +59,7 @@ def test_grow_shows_tables_to_a_person(tmp_path: Path, monkeypatch: pytest.Monke
 def test_grow_on_a_problem_of_a_family(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
     """The held-out problem that `esper compare` knows by this number, epoch by epoch the same."""
     monkeypatch.chdir(tmp_path)
-    assert main(["grow", "--task", "mixed/vector", "--draw", "3", "--json"]) == 0
+    assert main(["grow", "--task", "mixed/vector", "--draw", "3", "--controller", "heuristic", "--json"]) == 0
     facts = json.loads(capsys.readouterr().out)
     assert facts["out"] == "grown/mixed-vector-heuristic-draw-3"
     draw = get_family("mixed/vector").draw(3, held_out=True)

@@ -8,9 +8,10 @@ from types import ModuleType
 
 import pytest
 
+from esper.agent.shipped import shipped_names
 from esper.cli import _parse
+from esper.cli.compare import Compare
 from esper.cli.grow import Grow
-from esper.cli.train import Train
 from esper.tasks.family import get_family
 
 
@@ -24,28 +25,33 @@ def demo() -> ModuleType:
     return module
 
 
-def test_two_demos(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_two_demos(
+    demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.chdir(tmp_path)
     asked: list[list[str]] = []
 
     def esper(words: list[str]) -> int:
         asked.append(words)
-        if words[0] == "train":
-            Path(words[words.index("--run") + 1]).mkdir(parents=True)
+        Path(words[words.index("--out") + 1]).mkdir(parents=True)
         return 0
 
     monkeypatch.setattr(demo, "esper", esper)
     demo.main()
     demo.main()
     commands = [_parse(words[0], words[1:]) for words in asked]
-    trained = [command for command in commands if isinstance(command, Train)]
+    compared = [command for command in commands if isinstance(command, Compare)]
     grown = [command for command in commands if isinstance(command, Grow)]
-    assert [command.run_dir for command in trained] == [Path("runs/demo"), Path("runs/demo-2")]
-    assert [command.controller for command in grown] == ["runs/demo", "runs/demo-2"]
+    assert [command.out for command in compared] == [Path("runs/demo/comparison"), Path("runs/demo-2/comparison")]
     assert [command.out for command in grown] == [Path("runs/demo/grown"), Path("runs/demo-2/grown")]
-    (first, _) = grown
+    (first, _), (judged, _) = grown, compared
+    assert first.controller in shipped_names()
+    assert judged.controllers == f"none,heuristic,{first.controller}"
+    assert first.task == judged.task
     assert first.draw is not None
+    assert first.draw < judged.episodes  # one of those in the table
     assert get_family(first.task).draw(first.draw, held_out=True).facts["answer"] != "none"
+    assert "train --preset demo" in capsys.readouterr().out
 
 
 def test_a_demo_ends_where_a_command_fails(demo: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,4 +61,4 @@ def test_a_demo_ends_where_a_command_fails(demo: ModuleType, tmp_path: Path, mon
     with pytest.raises(SystemExit) as stopped:
         demo.main()
     assert stopped.value.code == 130
-    assert asked == ["train"]
+    assert asked == ["compare"]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.cli.episodes import file_name, wide_console
 
 if TYPE_CHECKING:
@@ -32,8 +33,9 @@ class Grow:
     draw: int | None = None
     """Number of the held-out problem of a family, which brings its own data, host, epochs and limits; 0 if not given.
     The same numbers are those of `esper compare`."""
-    controller: str = "heuristic"
-    """Who decides: none, random, schedule, heuristic, or the path of a .toml, a checkpoint, or a run."""
+    controller: str = DEFAULT_CONTROLLER
+    """Who decides: none, random, schedule, heuristic, a learned one by name (`esper info` lists them), or the path of a
+    .toml, a checkpoint, or a run."""
     epochs: int | None = None
     """Epochs of training; the controller acts once per epoch. The default is 40, or what the family's problem has."""
     seed: int = 0

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 
 @dataclass(frozen=True)
@@ -17,6 +17,7 @@ class Info:
         import torch
 
         import esper
+        from esper.agent.shipped import provenance, shipped_names
         from esper.growth.blueprints import LAYOUTS, blueprint_names
         from esper.policy.catalogue import CONTROLLERS
         from esper.tasks import task_names
@@ -30,7 +31,8 @@ class Info:
             "devices": devices,
             "tasks": list(task_names()),
             "families": [name for name in family_names() if name not in task_names()],
-            "controllers": list(CONTROLLERS),
+            "controllers": [*CONTROLLERS, *shipped_names()],
+            "learned": {name: asdict(provenance(name)) for name in shipped_names()},
             "layouts": dict(LAYOUTS),
             "blueprints": fits,
         }
@@ -48,7 +50,10 @@ def _layouts(name: str) -> dict[str, str]:
 
 def _show(facts: dict[str, object]) -> None:
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
+
+    from esper.agent.shipped import provenance, shipped_names
 
     console = Console()
     console.print(f"esper {facts['version']}, torch {facts['torch']}")
@@ -56,6 +61,8 @@ def _show(facts: dict[str, object]) -> None:
         values = facts[key]
         assert isinstance(values, list)
         console.print(f"[bold]{key}[/bold]: {', '.join(values)}")
+    for name in shipped_names():
+        console.print(f"[bold]{name}[/bold]: {escape(str(provenance(name)))}", highlight=False)
     table = Table("blueprint", "grows in", "what it is", box=None, pad_edge=False)
     blueprints = facts["blueprints"]
     assert isinstance(blueprints, dict)

@@ -41,8 +41,8 @@ class Train:
     """Rollouts and PPO updates in all."""
     seed: int | None = None
     """Decides the agent's start, its choices, and which problems it sees."""
-    init: Path | None = None
-    """Start from the policy in this checkpoint: of esper clone, of esper offline, of another run."""
+    init: str | None = None
+    """Start from a policy: a learned controller by name, a checkpoint (of esper clone, of esper offline), a run."""
     teacher_kl: float | None = None
     """With --init: weight of the distance to that policy in the loss; it falls to zero over 20 updates."""
     reward: Literal["shaped", "simplified", "sparse", "minimal"] | None = None
@@ -122,15 +122,19 @@ class Train:
         config = self._config() if self.resume is None else self._resumed(RunFolder.open(self.resume)[1])
         config.family().draw(config.numbers(1)[0])
         self._check_sinks()
-        if self.init is not None:
-            LearnedController.load(self.init)
+        if self.resume is None and config.init is not None:
+            LearnedController.load(Path(config.init))
         if self.resume is not None:
             return RunFolder(self.resume), config
         path = self.run_dir or Path("runs") / f"{file_name(config.task)}-{config.seed}"
         return RunFolder.create(path, config), config
 
     def _changes(self) -> dict[str, Any]:
+        from esper.training.catalogue import policy_file
+
         given = {name: getattr(self, name) for name in CHANGED if getattr(self, name) is not None}
+        if self.init is not None:
+            given["init"] = policy_file(self.init)
         return {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in given.items()}
 
     def _config(self) -> TrainConfig:

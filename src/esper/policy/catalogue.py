@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import difflib
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -26,15 +26,19 @@ CONTROLLERS: dict[str, Callable[[], Controller]] = {
 }
 
 
-def make_controller(name: str) -> Controller:
-    """A built-in controller by name, or a schedule or a tuned heuristic by the path of its TOML file."""
+def make_controller(name: str, others: Sequence[str] = ()) -> Controller:
+    """A built-in controller by name, or a schedule or a tuned heuristic by the path of its TOML file.
+
+    `others` are names that only the caller knows; they are named where one is misspelt.
+    """
     if name in CONTROLLERS:
         return CONTROLLERS[name]()
     if name.endswith(".toml"):
         return read_controller(Path(name))
-    near = difflib.get_close_matches(name, CONTROLLERS, n=1)
+    known = [*CONTROLLERS, *others]
+    near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}?" if near else "a schedule or a tuned heuristic is given by its .toml file"
-    raise ValueError(f"unknown controller {name!r}: choose one of {', '.join(CONTROLLERS)}; {hint}")
+    raise ValueError(f"unknown controller {name!r}: choose one of {', '.join(known)}; {hint}")
 
 
 def read_controller(path: Path) -> Controller:

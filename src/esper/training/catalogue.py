@@ -1,24 +1,45 @@
-"""Every controller, by name or by path: rules, TOML files, checkpoints of learned policies, and whole runs."""
+"""Every controller, by name or by path: rules, TOML files, shipped policies, checkpoints of others, and whole runs."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from esper.agent.controller import LearnedController
+from esper.agent.shipped import shipped_names, shipped_path
 from esper.policy import catalogue as rules
 from esper.policy.controller import Controller
 from esper.training.run_folder import RunFolder
 
 
 def make_controller(name: str) -> Controller:
-    """A rule by name or TOML file; a learned policy by its checkpoint (.safetensors) or its run's folder."""
+    """A rule or a shipped policy by name; a rule by its TOML file; a policy by its checkpoint or its run's folder.
+
+    A name means the same everywhere, also where there is a folder of that name: that is `./NAME`.
+    """
+    if name in rules.CONTROLLERS:
+        return rules.make_controller(name)
+    if name in shipped_names():
+        shipped = LearnedController.load(shipped_path(name))
+        shipped.name = name
+        return shipped
+    if Path(name).suffix == ".safetensors" or Path(name).is_dir():
+        return LearnedController.load(policy_file(name))
+    return rules.make_controller(name, others=shipped_names())
+
+
+def policy_file(name: str) -> Path:
+    """The checkpoint of a learned policy: of a shipped one by name, of a run (its best, else newest), or the path."""
+    if name in shipped_names():
+        return shipped_path(name)
     path = Path(name)
-    if path.suffix == ".safetensors":
-        return LearnedController.load(path)
     if path.is_dir():
         folder, _ = RunFolder.open(path)
         checkpoint = folder.best if folder.best.exists() else folder.latest()
         if checkpoint is None:
             raise ValueError(f"the run {path} has no checkpoint yet")
-        return LearnedController.load(checkpoint)
-    return rules.make_controller(name)
+        return checkpoint
+    if not path.exists() and len(path.parts) == 1 and not path.suffix:  # more like a misspelt name than like a file
+        raise ValueError(
+            f"there is no checkpoint {name}; the controllers that come by name: {', '.join(shipped_names())}"
+        )
+    return path

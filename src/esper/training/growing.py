@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from esper.actions import Action
+from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.governor import Governor
 from esper.engine.learner import Learner
@@ -78,7 +79,7 @@ def grow(
     *,
     slots: Sequence[str],
     test_data: Data | None = None,
-    controller: str | Controller = "heuristic",
+    controller: str | Controller = DEFAULT_CONTROLLER,
     epochs: int = 40,
     loss: Loss | None = None,
     metric: Score | None = None,
@@ -138,7 +139,7 @@ def grow(
 def grow_task(
     task: Task,
     *,
-    controller: str | Controller = "heuristic",
+    controller: str | Controller = DEFAULT_CONTROLLER,
     epochs: int = 40,
     seed: int = 0,
     budget: int | None = None,

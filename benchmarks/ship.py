@@ -1,0 +1,132 @@
+"""Maintainers: put a learned controller into the package, so that it comes by name. Or, without arguments, check them.
+
+    python benchmarks/ship.py runs/best small --provenance small.json      # a run, or a checkpoint
+    esper compare --controllers none,random,schedule,heuristic,small       # judge the very file that ships
+    python benchmarks/ship.py small small --judged compared/mixed-0/comparison.json    # note the score
+
+It keeps the network (in float16) and the statistics of observations and returns, and nothing else of the checkpoint.
+The file of --provenance states what only a person knows (`STATED`); the default is what is stated already.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import re
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.agent.checkpoints import load_checkpoint, save_checkpoint
+from esper.agent.controller import LearnedController
+from esper.agent.shipped import FOLDER, STATED, Provenance, parse_provenance, provenance, shipped_names, shipped_path
+from esper.policy.catalogue import CONTROLLERS
+from esper.training.catalogue import policy_file
+from esper.training.run_folder import write_whole
+
+
+def rounded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The policy alone, its network in float16.
+
+    The statistics stay as they are: they are a few numbers, and a small variance would be lost. Those of returns are no
+    part of the policy, but of its critic, without which `esper train --init` could not go on.
+    """
+    kept = {name: t for name, t in tensors.items() if name.startswith(("network/", "observations/", "values/"))}
+    for name, tensor in kept.items():
+        if name.startswith("network/"):
+            kept[name] = tensor.half()
+            if not bool(kept[name].isfinite().all()):
+                raise ValueError(f"{name} holds numbers that float16 cannot: up to {float(tensor.abs().max()):g}")
+    return kept
+
+
+def judgement(path: Path, name: str) -> dict[str, Any]:
+    """The score of the row `name` in a comparison.json of `esper compare`."""
+    facts = json.loads(path.read_text("utf-8"))
+    rows = {row["name"]: row for row in facts["rows"]}
+    if name not in rows:
+        raise ValueError(f"{path} compares {', '.join(rows)}, but not {name}")
+    draws, row = facts["common_draws"], rows[name]
+    if draws != list(range(draws[0], draws[-1] + 1)):
+        raise ValueError(f"{path} is not complete: draws are missing between {draws[0]} and {draws[-1]}")
+    versus = row["vs_best_rule"]
+    return {
+        "on": f"held-out draws {draws[0]} to {draws[-1]} of {facts['task']}",
+        **{key: row["score"][key] for key in ("value", "low", "high")},
+        "rule": facts["best_rule"] if versus else None,
+        "vs_rule": versus and versus["value"],
+        "vs_rule_low": versus and versus["low"],
+        "vs_rule_high": versus and versus["high"],
+    }
+
+
+def ship(source: str, name: str, stated: dict[str, Any], judged: Path | None, folder: Path = FOLDER) -> Provenance:
+    """Write both files. The same source gives the same file, byte for byte."""
+    if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in CONTROLLERS:
+        raise ValueError(
+            f"{name!r} cannot be a controller's name: a rule has it, or it is not small letters and digits"
+        )
+    missing = [key for key in STATED if key not in stated]
+    if missing:
+        raise ValueError(f"the provenance must state {', '.join(missing)}")
+    path = policy_file(source)
+    layout = LearnedController.load(path).network.config.layout  # what cannot be loaded is not shipped
+    checkpoint = load_checkpoint(path)
+    blueprints = list(checkpoint.data["caller"]["blueprints"])
+    data = {"network": checkpoint.data["network"], "caller": {"shipped": name, "blueprints": blueprints}}
+    new = folder / f".{name}.new"  # the old controller stays whole until everything about the new one is known
+    try:
+        save_checkpoint(new, rounded(checkpoint.tensors), data)
+        sha256 = hashlib.sha256(new.read_bytes()).hexdigest()
+        score = stated.get("score") if stated.get("sha256", sha256) == sha256 else None  # of these weights, not others
+        found = {
+            **{key: stated[key] for key in STATED},
+            "score": score if judged is None else judgement(judged, name),
+            "sha256": sha256,
+            "blueprints": blueprints,
+            "layout": layout,
+        }
+        made = parse_provenance(found)
+        write_whole(folder / f"{name}.json", json.dumps(asdict(made), indent=1) + "\n")
+        new.replace(folder / f"{name}.safetensors")
+    finally:
+        new.unlink(missing_ok=True)
+    return made
+
+
+def check() -> None:
+    """Every shipped controller is whole and can be loaded."""
+    for name in shipped_names():
+        LearnedController.load(shipped_path(name))
+        size = (FOLDER / f"{name}.safetensors").stat().st_size
+        print(f"{name}: {size / 1e3:.0f} kB, {provenance(name)}")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("source", nargs="?", help="checkpoint, run, or shipped name")
+    parser.add_argument("name", nargs="?", help="what it will be called")
+    parser.add_argument("--provenance", type=Path, help="JSON file that states where it comes from")
+    parser.add_argument("--judged", type=Path, help="comparison.json of esper compare in which it has a row")
+    given = parser.parse_args()
+    torch.set_num_threads(1)
+    if given.source is None:
+        check()
+        return
+    if given.name is None:
+        parser.error("give the source and the name")
+    try:
+        stated = json.loads((given.provenance or FOLDER / f"{given.name}.json").read_text("utf-8"))
+        made = ship(given.source, given.name, stated, given.judged)
+    except (ValueError, TypeError, OSError) as error:
+        parser.exit(1, f"ship: {error}\n")
+    print(f"{FOLDER / given.name}.safetensors, sha256 {made.sha256[:12]}…")
+    check()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""Learned controllers that come with Esper, by name: `NAME.safetensors` (the policy) and `NAME.json` (its provenance).
+
+`benchmarks/ship.py` makes them. A policy's network is kept in float16 and loaded into float32; apart from that, it is
+an ordinary checkpoint. Nothing here needs torch, so that the options' help is quick.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any
+
+DEFAULT_CONTROLLER = "heuristic"
+"""Who decides in `esper grow` and `esper.grow` where nobody is named. The only place that says so."""
+
+FOLDER = Path(__file__).parent
+
+
+class ShippedError(ValueError):
+    """A controller that this installation does not have whole. The message says what to do."""
+
+
+@dataclass(frozen=True, slots=True)
+class Score:
+    """What `esper compare` gave the shipped file, in its score, with 95 % intervals."""
+
+    on: str
+    """The problems, for example: held-out draws 0 to 63 of mixed."""
+    value: float
+    low: float
+    high: float
+    rule: str | None
+    """The best rule-based controller on these draws, and the paired difference to it."""
+    vs_rule: float | None
+    vs_rule_low: float | None
+    vs_rule_high: float | None
+
+    def __str__(self) -> str:
+        said = f"score {self.value:.1f} ({self.low:.1f} to {self.high:.1f}) on {self.on}"
+        if self.rule is None or self.vs_rule is None:
+            return said
+        return f"{said}; {self.vs_rule:+.1f} ({self.vs_rule_low:+.1f} to {self.vs_rule_high:+.1f}) against {self.rule}"
+
+
+@dataclass(frozen=True, slots=True)
+class Provenance:
+    """Where a shipped controller comes from, and which file is meant."""
+
+    summary: str
+    """What it is, in half a line."""
+    commands: list[str]
+    """What made it, in order."""
+    seeds: list[int]
+    env_steps: int
+    """Epochs of single networks that it learnt from."""
+    wall_seconds: float
+    machine: str
+    git_commit: str
+    torch: str
+    score: Score | None
+    """None: not judged yet."""
+    sha256: str
+    """Of the safetensors file."""
+    blueprints: list[str]
+    """The kinds of seed that it knows, in the order of their numbers."""
+    layout: str
+    """Of the observations that it reads."""
+
+    def __str__(self) -> str:
+        return f"{self.summary}; {self.score or 'not judged yet'}"
+
+
+STATED = ("summary", "commands", "seeds", "env_steps", "wall_seconds", "machine", "git_commit", "torch")
+"""What a person states about a controller; the rest is read from files."""
+
+
+def shipped_names() -> tuple[str, ...]:
+    return tuple(sorted(path.stem for path in FOLDER.glob("*.safetensors")))
+
+
+def shipped_path(name: str) -> Path:
+    """The policy's file, after making sure that it is the one that was shipped."""
+    known = provenance(name)
+    path = _weights(name)
+    if hashlib.sha256(path.read_bytes()).hexdigest() != known.sha256:
+        raise ShippedError(
+            f"{path} is not the file that was shipped as {name!r} (its sha256 differs from {name}.json): install Esper "
+            "again"
+        )
+    return path
+
+
+def provenance(name: str) -> Provenance:
+    """What is known about a shipped controller. The policy's file is not looked at."""
+    _weights(name)
+    path = FOLDER / f"{name}.json"
+    try:
+        return parse_provenance(json.loads(path.read_text("utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ShippedError(f"{path} cannot be read ({error}): install Esper again") from error
+
+
+def parse_provenance(data: dict[str, Any]) -> Provenance:
+    """Every field must be there, and no other."""
+    names = {field.name for field in fields(Provenance)}
+    missing, unknown = sorted(names - set(data)), sorted(set(data) - names)
+    if missing or unknown:
+        raise ValueError(f"missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
+    return Provenance(**{**data, "score": None if data["score"] is None else Score(**data["score"])})
+
+
+def _weights(name: str) -> Path:
+    if name not in shipped_names():
+        raise ShippedError(f"no controller {name!r} comes with Esper; there are: {', '.join(shipped_names())}")
+    return FOLDER / f"{name}.safetensors"
