@@ -1,0 +1,99 @@
+"""One round of learning from one's own best: a policy plays each problem several times, and the best play is kept.
+
+    python benchmarks/recipe/improve.py --policy start.safetensors --problems 120 --workers 2 --out recordings/round1
+    esper clone recordings/round1 --out better.safetensors
+
+Siblings play the same training problem with different dice (the policy's own, and now and then a random legal action).
+Everything about a problem is the same for all of them, so whoever earns most did something right, or was lucky; over
+many problems luck averages out. The best sibling's actions become what the next policy imitates. `--also` adds earlier
+recordings, so that nothing that was known is forgotten.
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from esper.agent.actor import Actor
+from esper.agent.controller import LearnedController
+from esper.offline.episodes import Episodes, growth_schema, join
+from esper.offline.recorder import Play, play
+from esper.offline.recording import append, read
+from esper.tasks.family import get_family
+from esper.training.catalogue import policy_file
+from esper.training.workers import in_processes
+
+FIRST_DRAW = 6_000_000
+"""Training draws that no training run with a seed below 6 sees."""
+AS_GOOD = 0.5
+"""Points of return within which a sibling is as good as the best."""
+EPISODES_AT_ONCE = 32
+
+
+class Sampling(LearnedController):
+    """A policy that rolls its dice; which ones, follows from the problem and the sibling."""
+
+    sibling = 0
+
+    def reset(self, seeds: Sequence[int]) -> None:
+        self._actor = Actor(self.network, len(seeds), self.normaliser, False, seed=1000 * seeds[0] + self.sibling)
+
+
+def jobs(policy: Path, family: str, first: int, problems: int, siblings: int, noise: float) -> list[Play]:
+    learned = LearnedController.load(policy)
+    players = [Sampling(learned.network, learned.normaliser, f"sibling {i}") for i in range(siblings)]
+    for i, player in enumerate(players):
+        player.sibling = i
+    numbers = range(first, first + problems)
+    return [Play(family, player.name, player, (number,), noise) for number in numbers for player in players]
+
+
+def best_of(episodes: Episodes) -> Episodes:
+    """Per problem, the plays that earned most; what was done in them is what is to be imitated."""
+    returns = episodes.returns()
+    best = torch.stack([returns[episodes.draw == draw].max() for draw in episodes.draw])
+    kept = episodes.select((returns >= best - AS_GOOD).nonzero().flatten())
+    return replace(kept, label=kept.taken, controller=torch.zeros_like(kept.controller), controllers=("best sibling",))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--policy", required=True)
+    parser.add_argument("--family", default="mixed")
+    parser.add_argument("--problems", type=int, default=120)
+    parser.add_argument("--first", type=int, default=0, help="leave out so many problems: those of earlier rounds")
+    parser.add_argument("--siblings", type=int, default=4)
+    parser.add_argument("--noise", type=float, default=0.03)
+    parser.add_argument("--also", type=Path, nargs="*", default=[])
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True)
+    chosen = parser.parse_args(arguments)
+    torch.set_num_threads(1)
+    first = FIRST_DRAW + chosen.first
+    get_family(chosen.family).draw(first)  # a name that nobody knows is the first thing to say
+    plays = jobs(policy_file(chosen.policy), chosen.family, first, chosen.problems, chosen.siblings, chosen.noise)
+    started, played = time.perf_counter(), []
+    for count, (_, episodes) in enumerate(in_processes(play, plays, chosen.workers), 1):
+        played.append(episodes)
+        if count % EPISODES_AT_ONCE == 0 or count == len(plays):
+            played = [join(played)]  # tensors of another process each hold a file open until they are copied
+            print(f"{count} of {len(plays)} episodes, {time.perf_counter() - started:.0f} s", flush=True)
+    together = played[0]
+    best = best_of(together)
+    provenance = {"command": f"python benchmarks/recipe/improve.py --policy {chosen.policy}", "task": chosen.family}
+    for folder in chosen.also:
+        earlier = read(folder, growth_schema())
+        append(chosen.out, earlier.episodes, growth_schema(), {**provenance, "from": str(folder)})
+    append(chosen.out, best, growth_schema(), provenance)
+    mean, most = float(together.returns().mean()), float(best.returns().mean())
+    print(f"{together.steps:,} env-steps; mean return {mean:.1f}, of the best siblings {most:.1f}; {len(best)} kept")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,202 @@
+"""Problems that exist only to judge controllers: other random seeds, deeper hosts with more slots, real images.
+
+A controller that was trained on `mixed` has met hosts of three slots, three layouts and a limit of seeds; nothing here
+is drawn when controllers are trained or tuned.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import lru_cache, partial
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import nn
+
+from esper.growth.blueprints import SlotShape
+from esper.growth.seed import parameter_count
+from esper.tasks import needs
+from esper.tasks.data import Split, Splits
+from esper.tasks.family import Draw, Fact, Family, TaskFamily, draw_rng, draw_seed, get_family
+from esper.tasks.mixed import TEST, VAL
+from esper.tasks.registry import Task, load_task
+from esper.tasks.token_host import TokenHost
+
+STAGES = 5
+
+
+class Reseeded:
+    """Every draw of another family several times: the same data and host, other first weights and minibatches."""
+
+    def __init__(self, base: Family | str, repeats: int) -> None:
+        self.name = f"{base if isinstance(base, str) else base.name}, {repeats} seeds each"
+        self.base, self.repeats = base, repeats
+
+    def draw(self, number: int, *, held_out: bool = False) -> Draw:
+        of, repeat = divmod(number, self.repeats)
+        base = get_family(self.base) if isinstance(self.base, str) else self.base
+        draw = base.draw(of, held_out=held_out)
+        # Two apart, so that a held-out seed stays odd.
+        return replace(draw, seed=draw.seed + 2 * repeat, facts={**draw.facts, "draw": of, "repeat": repeat})
+
+
+# -- deeper hosts -----------------------------------------------------------------------------------------------------
+
+_mnist1d = lru_cache(maxsize=4)(partial(load_task, "mnist1d"))
+
+
+class DeepSeries:
+    """`mnist1d` for convolutional hosts of five stages, with one narrow stage, some 1×1 kernels, or neither."""
+
+    name = "deep series"
+    slots = STAGES
+    horizon = 22
+
+    def draw(self, number: int, *, held_out: bool = False) -> Draw:
+        rng = draw_rng(self.name, number, held_out)
+        widths = [int(width) for width in rng.integers(6, 13, STAGES)]
+        kernels = [3] * STAGES
+        fault = ("narrow", "pointwise", "both", "none")[number % 4]
+        if fault in ("narrow", "both"):
+            widths[int(rng.integers(STAGES))] = 3
+        if fault in ("pointwise", "both"):
+            for stage in rng.permutation(STAGES)[:3]:
+                kernels[int(stage)] = 1
+        task = _mnist1d(seed=int(held_out), widths=tuple(widths), kernels=tuple(kernels))
+        facts: dict[str, Fact] = {"kind": fault, "widths": _dashed(widths), "kernels": _dashed(kernels)}
+        return _limited(task, rng, held_out, self.horizon, facts, least=("depthwise", SlotShape("conv1d", max(widths))))
+
+
+class DeepVectors:
+    """The boards and directions of `mixed` for dense hosts of five stages, narrow at one of them."""
+
+    name = "deep vectors"
+    slots = STAGES
+    horizon = 22
+
+    def draw(self, number: int, *, held_out: bool = False) -> Draw:
+        rng = draw_rng(self.name, number, held_out)
+        need = ("channel", "channel", "scale", "nothing")[number % 4]
+        place = int(rng.integers(STAGES))
+        widths = [int(width) for width in rng.integers(16, 23, STAGES)]
+        widths[place] = 12
+        features = 8 if need == "scale" else 12
+        basis = 2.0 * needs.orthogonal_rows(rng, 2, features)
+        noise = float(rng.uniform(0.03, 0.07))
+        inputs: Callable[..., needs.Inputs]
+        if need == "scale":
+            inputs = partial(needs.sectors, basis=basis, turns=4, gain_spread=float(rng.uniform(2.2, 2.6)), noise=0.02)
+        else:
+            inputs = partial(needs.board, basis=basis, cells=4 if need == "channel" else 3, noise=noise)
+        host = partial(
+            TokenHost,
+            features=features,
+            widths=widths,
+            classes=needs.CLASSES,
+            bends=[need != "channel"] * STAGES,
+            attends=[False] * STAGES,
+            pools=[1] * STAGES,
+        )
+        task = _generated(self.name, host, inputs, rng, learning_rate=5e-3 if need == "scale" else 1e-2)
+        facts: dict[str, Fact] = {"kind": need, "widths": _dashed(widths), "place": place}
+        shape = SlotShape("dense", widths[place])
+        least = {"channel": ("mlp_small", shape), "scale": ("norm", shape), "nothing": None}[need]
+        return _limited(task, rng, held_out, self.horizon, facts, least)
+
+
+def _generated(
+    name: str,
+    host: Callable[[], nn.Module],
+    inputs: Callable[..., needs.Inputs],
+    rng: np.random.Generator,
+    *,
+    learning_rate: float,
+) -> Task:
+    splits = []
+    for count in (int(rng.integers(1200, 2001)), VAL, TEST):
+        labels = rng.permutation(np.arange(count, dtype=np.int64) % needs.CLASSES)
+        splits.append(Split(torch.from_numpy(inputs(labels, rng).astype(np.float32)), torch.from_numpy(labels)))
+    return Task(
+        name=name,
+        description="generated",
+        splits=Splits(*splits),
+        make_host=host,
+        slots=tuple(f"stages.{i}" for i in range(STAGES)),
+        labels=tuple(str(label) for label in range(needs.CLASSES)),
+        batch_size=64,
+        updates_per_epoch=60,
+        learning_rate=learning_rate,
+    )
+
+
+def _limited(
+    task: Task,
+    rng: np.random.Generator,
+    held_out: bool,
+    horizon: int,
+    facts: dict[str, Fact],
+    least: tuple[str, SlotShape] | None,
+) -> Draw:
+    """As scarce as in `mixed`: room for 0.6 to 4 hosts, at least for the seed `least`; one to three seeds at a time."""
+    host = host_size(task)
+    needed = 0 if least is None else parameter_count(least[0], least[1], "gated")
+    room = max(needed, int(host * np.exp(rng.uniform(np.log(0.6), np.log(4.0)))))
+    most = int(rng.choice([1, 1, 2, 3]))
+    return Draw(task, draw_seed(rng, held_out), horizon, host + room, most, facts)
+
+
+def host_size(task: Task) -> int:
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        return sum(parameter.numel() for parameter in task.make_host().parameters())
+
+
+def _dashed(numbers: list[int]) -> str:
+    return "-".join(str(number) for number in numbers)
+
+
+# -- the families of the transfer part --------------------------------------------------------------------------------
+
+
+def transfer_families(text_file: Path | None) -> dict[str, Family]:
+    """Families that no controller was trained on, as far as their data are here: `digits` needs scikit-learn."""
+    found: dict[str, Family] = {"deep series": DeepSeries(), "deep vectors": DeepVectors()}
+    if find_spec("sklearn") is not None:
+        found["natural/digits"] = get_family("natural/digits")
+        found["digits"] = TaskFamily("digits", horizon=20, max_seeds=2)
+    found["stories"] = TaskFamily("stories", horizon=20, max_seeds=2)
+    if text_file is not None:
+        found["text"] = TaskFamily("text", horizon=20, max_seeds=2, text_file=str(text_file))
+    return found
+
+
+# -- real images ------------------------------------------------------------------------------------------------------
+
+
+class Photographs:
+    """CIFAR-10 on its whole training set, for one host. Draws differ by random seed alone."""
+
+    def __init__(
+        self,
+        data_dir: Path,
+        kernel: int,
+        *,
+        horizon: int,
+        updates: int,
+        room: float,
+        max_seeds: int | None,
+        device: str,
+    ) -> None:
+        self.name = f"cifar10, {kernel}×{kernel} kernels"
+        self.horizon, self.max_seeds = horizon, max_seeds
+        task = load_task("cifar10", seed=1, data_dir=data_dir, widths=(8, 16, 32), kernels=(kernel,) * 3)
+        # On the device once, for all networks together.
+        self.task = replace(task, updates_per_epoch=updates).to(torch.device(device))
+        self.budget = round((1.0 + room) * host_size(task)) if room > 0 else None
+
+    def draw(self, number: int, *, held_out: bool = False) -> Draw:
+        seed = draw_seed(draw_rng(self.name, number, held_out), held_out)
+        facts: dict[str, Fact] = {"kind": self.name, "number": number}
+        return Draw(self.task, seed, self.horizon, self.budget, self.max_seeds, facts)

@@ -1,0 +1,283 @@
+"""docs/results.md from the numbers in docs/results: tables, pictures, and which claims hold. Nothing is typed in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from results.claims import HARM_LIMIT, Claim, claims
+from results.cost import cost_section
+from results.figures import (
+    Content,
+    answers,
+    best_rival,
+    gains,
+    harm,
+    kind_difference,
+    kind_mean,
+    kinds,
+    lines,
+    mostly_kept,
+    share_kept,
+    shortfall,
+    versus,
+)
+from results.kept import LEARNED, ROOT, SCHEDULE, TUNED, read
+from results.pictures import draw_harm, draw_kinds, draw_scores
+from results.wording import in_points, plain, share, share_with_interval, signed, table, with_interval
+
+PARTS = ("mixed", "mixed_quick", "harm", "transfer", "cifar")
+DOCS = ROOT / "docs"
+PROVENANCE = ROOT / "src" / "esper" / "agent" / "shipped" / "small.json"
+
+
+def render(folder: Path, docs: Path = DOCS, provenance: Path = PROVENANCE) -> Path:
+    """Write the page and its pictures from what is in the folder; parts that were not run are said to be missing."""
+    parts = {name: read(folder / f"{name}.json") for name in PARTS}
+    made: dict[str, Any] = json.loads(provenance.read_text("utf-8")) if provenance.exists() else {}
+    (docs / "images").mkdir(parents=True, exist_ok=True)
+    page = docs / "results.md"
+    page.write_text(page_text(parts, made, docs), "utf-8")
+    return page
+
+
+def page_text(parts: Mapping[str, Content | None], made: dict[str, Any], docs: Path) -> str:
+    mixed, harmless, transfer, cifar = (parts[name] for name in ("mixed", "harm", "transfer", "cifar"))
+    sections = [
+        ["# Results: the learned controller against everything else", "", *commands(parts)],
+        ["## What it must show", "", *verdict(claims(parts))],
+        ["## Held-out problems", "", *(_missing("mixed") if mixed is None else main_section(mixed, docs))],
+        ["## Harmlessness", "", *(_missing("harm") if harmless is None else harm_section(harmless, docs))],
+        ["## Transfer", "", *(_missing("transfer") if transfer is None else transfer_section(transfer, mixed))],
+        ["## CIFAR-10", "", *(_missing("cifar") if cifar is None else cifar_section(cifar))],
+        ["## What it costs", "", *cost_section(made, mixed, docs / "need_and_place.json")],
+    ]
+    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def _missing(part: str) -> list[str]:
+    return [f"Not measured yet: `python benchmarks/results/run.py {part}`."]
+
+
+# -- the top of the page -----------------------------------------------------------------------------------------------
+
+
+def commands(parts: Mapping[str, Content | None]) -> list[str]:
+    """What was run, as it was run."""
+    ran: list[str] = []
+    for part in parts.values():
+        if part is not None:
+            made = [part, *part.get("families", {}).values()]
+            made += [one for host in part.get("hosts", {}).values() for one in host["made"].values()]
+            ran += [one["command"] for one in made if "command" in one]
+    return [
+        "Written by `python benchmarks/results/run.py render` from the numbers in `docs/results`; do not edit. "
+        "They come from:",
+        "",
+        "```sh",
+        *(dict.fromkeys(ran) or ["# nothing was run yet"]),
+        "```",
+        "",
+        "Controllers are frozen, problems are held out, accuracy is that of test sets that nobody looked at "
+        "before the end. "
+        "Score = test accuracy − 5 points per extra host-size of parameters. In brackets: 95 % bootstrap "
+        "intervals over "
+        "problems; differences are paired, problem by problem ([how](compare.md)).",
+    ]
+
+
+def verdict(found: list[Claim]) -> list[str]:
+    words = {True: "**holds**", False: "**does not hold**", None: "open"}
+    counts = [sum(claim.holds is value for claim in found) for value in (True, False, None)]
+    return [
+        f"{counts[0]} lines hold, {counts[1]} do not, {counts[2]} are open. A line about a difference holds if "
+        "its whole "
+        "95 % interval lies on the right side of 0.",
+        "",
+        *table(["line", "", "measured"], ((claim.text, words[claim.holds], claim.evidence) for claim in found)),
+    ]
+
+
+# -- held-out problems -------------------------------------------------------------------------------------------------
+
+
+def main_section(content: Content, docs: Path) -> list[str]:
+    rows = lines(content)
+    draw_scores(docs / "images" / "results_scores.png", rows, len(content["draws"]), content["rent_rate"])
+    against = [rival for rival in ("none", SCHEDULE, "heuristic", TUNED) if rival in content["episodes"]]
+    draw_kinds(docs / "images" / "results_kinds.png", content, against)
+    head = ["", "test accuracy (%)", "score", "IQM", "size", "FLOPs", "training", "capacity regret", "its shortfall"]
+    body = [
+        [
+            row.label,
+            with_interval(row.accuracy),
+            with_interval(row.score),
+            plain(row.score_iqm.value),
+            f"×{row.size:.2f}",
+            "" if row.flops is None else f"×{row.flops:.2f}",
+            f"×{row.training:.2f}",
+            "" if row.regret is None else in_points(row.regret),
+            "" if row.regret is None else plain(shortfall(content, row.label).value),
+        ]
+        for row in rows
+    ]
+    versus_head = ["learned against", "score", "test accuracy", "probability of improvement"]
+    versus_body = [
+        [row.label, in_points(v.score), in_points(v.accuracy), share_with_interval(v.better)]
+        for row in rows
+        if (v := row.behind) is not None and not row.label.startswith("static ×")
+    ]
+    minutes = content["wall_seconds"] / 60
+    return [
+        f"{len(content['draws'])} draws of `mixed`, {len(kinds(content))} kinds of problem{_shares(content)}. "
+        f"{minutes:.0f} minutes with {content['workers']} processes.",
+        "",
+        "![Scores with intervals](images/results_scores.png)",
+        "",
+        *table(head, body),
+        "",
+        "IQM: the mean of the middle half of the problems. Size, FLOPs and training: parameters, FLOPs of one example "
+        "and training FLOPs over those of the ungrown host. Capacity regret: points of accuracy below the best static "
+        "host of the same size; below 0, growing beat it. Its shortfall: the mean with 0 where growing beat it.",
+        "",
+        *table(versus_head, versus_body),
+        "",
+        "### By kind of problem",
+        "",
+        "![Learned minus its rivals, by kind](images/results_kinds.png)",
+        "",
+        *kind_table(content),
+    ]
+
+
+def _shares(content: Content) -> str:
+    return " in equal shares" if len({len(numbers) for numbers in kinds(content).values()}) == 1 else ""
+
+
+def kind_table(content: Content) -> list[str]:
+    shown = [label for label in ("none", SCHEDULE, TUNED, LEARNED) if label in content["episodes"]]
+    rival = TUNED if TUNED in shown else best_rival(content)
+    meant = answers(content)
+    body = [
+        [
+            kind,
+            meant[kind],
+            *(plain(kind_mean(content, label, numbers)) for label in shown),
+            signed(kind_difference(content, rival, numbers)),
+            mostly_kept(content, numbers),
+        ]
+        for kind, numbers in kinds(content).items()
+    ]
+    return table(["problem", "meant", *shown, f"learned − {rival}", "learned kept most often"], body)
+
+
+# -- harmlessness, transfer, images ------------------------------------------------------------------------------------
+
+
+def harm_section(content: Content, docs: Path) -> list[str]:
+    found = harm(content, HARM_LIMIT)
+    draw_harm(docs / "images" / "results_harm.png", found, content["seeds"])
+    marks = (0.0, 0.05, 0.25, 0.5, 0.75, 0.95, 1.0)
+    names = ["worst", "5 %", "25 %", "median", "75 %", "95 %", "best"]
+    kind = {draw["draw"]: draw["kind"] for draw in content["draws"]}
+    worst = [f"{kind[number]} {plain(found.differences[number])}" for number in found.below]
+    return [
+        f"Learned minus none, in test accuracy, on {len(found.differences)} held-out draws of `mixed` with "
+        f"{content['seeds']} random seeds each (the same data and host, other first weights and minibatches), "
+        "mean over the "
+        f"seeds: {in_points(found.mean)} points. {len(found.below)} of {len(found.differences)} draws "
+        f"({share(found.share)}) fall below {plain(found.limit)} points{': ' + ', '.join(worst) if worst else ''}.",
+        "",
+        *table(["quantile", *names], [["points", *(signed(q) for q in found.quantiles(*marks))]]),
+        "",
+        "![Learned minus none on every draw](images/results_harm.png)",
+    ]
+
+
+def transfer_section(content: Content, mixed: Content | None) -> list[str]:
+    families: dict[str, Content] = content["families"]
+    labels = list(dict.fromkeys(label for family in families.values() for label in family["episodes"]))
+    head = ["family", "draws", *(f"{label}: score (accuracy)" for label in labels)]
+    body = [
+        [name, str(len(family["draws"])), *(_cell(family, label) for label in labels)]
+        for name, family in families.items()
+    ]
+    others = [label for label in labels if label != LEARNED]
+    rest = ["gain kept"] if mixed is not None else []
+    home = None if mixed is None else gains(mixed, SCHEDULE)
+    differences = []
+    for name, family in families.items():
+        row = [name]
+        row += [in_points(versus(family, label).score) if label in family["episodes"] else "" for label in others]
+        if home is not None:
+            kept = share_kept([gains(family, SCHEDULE)], home)
+            row.append("–" if kept is None else share_with_interval(kept))
+        differences.append(row)
+    return [
+        "The same frozen controllers on families that none of them was trained or tuned on. *deep series* and "
+        "*deep vectors* "
+        "have hosts of five stages and five slots; the hosts that the controller met have three (the data of *deep "
+        "series*, `mnist1d`, it met with other hosts). *natural/digits* (hosts with a fault) and *digits* are real "
+        "data, *stories* is the next character of generated text.",
+        "",
+        *table(head, body),
+        "",
+        "Learned minus the others, in points of score. *Gain kept*: learned minus schedule here, over the same "
+        "on `mixed`.",
+        "",
+        *table(["family", *(f"− {label}" for label in others), *rest], differences),
+        *_pooled(families, home),
+    ]
+
+
+def _cell(family: Content, label: str) -> str:
+    if label not in family["episodes"]:
+        return ""
+    numbers = family["episodes"][label]["number"]
+    return f"{plain(kind_mean(family, label, numbers))} ({plain(kind_mean(family, label, numbers, 'accuracy'))})"
+
+
+def _pooled(families: dict[str, Content], home: Any) -> list[str]:
+    if home is None:
+        return []
+    kept = share_kept([gains(family, SCHEDULE) for family in families.values()], home)
+    text = "there is none on `mixed` to keep" if kept is None else f"{share_with_interval(kept)} of it is kept"
+    return ["", f"Of the gain over the fixed schedule, all families together, each counting as much: {text}."]
+
+
+def cifar_section(content: Content) -> list[str]:
+    setting = content["setting"]
+    found = [
+        f"The whole training set, 8-16-32 channels, {setting['horizon']} epochs of {setting['updates']} updates of 128 "
+        f"images, {setting['seeds']} random seeds side by side on {setting['device']}; "
+        f"{_limits(setting)}. *dw@\\** plants a depthwise seed in every slot from epoch 2 on. "
+        "Intervals are over seeds: few, so wide.",
+    ]
+    for name, host in content["hosts"].items():
+        rows = lines(host) if LEARNED in host["episodes"] else []
+        body = [
+            [
+                row.label.replace("*", "\\*"),
+                with_interval(row.accuracy),
+                with_interval(row.score),
+                f"×{row.size:.2f}",
+                "" if row.behind is None else in_points(row.behind.score),
+                _common(host["episodes"][row.label]["kept"]),
+            ]
+            for row in rows
+        ]
+        head = ["", "test accuracy (%)", "score", "size", "learned minus it: score", "kept most often"]
+        found += ["", f"### {name}", "", *(table(head, body) if rows else ["Not finished yet."])]
+    return found
+
+
+def _limits(setting: Content) -> str:
+    room = f"budget for {setting['room']:g} host-sizes of seeds" if setting["room"] else "no budget"
+    return f"{room}, {setting['max_seeds'] or 'any number of'} seeds at a time"
+
+
+def _common(kept: Iterable[str]) -> str:
+    found = list(kept)
+    return max(dict.fromkeys(found), key=found.count)

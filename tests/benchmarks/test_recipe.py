@@ -1,0 +1,77 @@
+"""The recipe of the shipped controller: what its teacher does, whose play is kept, and which schedules are tried."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import torch
+
+from esper.offline.episodes import join
+from esper.offline.recorder import play
+from esper.policy.catalogue import make_controller
+from esper.policy.schedule import FixedSchedule, Planting
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "recipe"))
+import choose_schedule
+import teach
+from improve import best_of, jobs
+
+
+def test_the_teacher_plants_the_answer_and_removes_what_noise_planted(tmp_path: Path) -> None:
+    """Of a training problem whose host lacks something, with and without noise."""
+    family, number = "mixed/vector", teach.FIRST_DRAW
+    while teach.facts_of(family, number)["answer"] != "mlp_small@1":
+        number += 1
+    job = replace(teach.jobs(family, 2, 0.0, 0.0)[0], numbers=(number,))
+    quiet, noisy = play(job), play(replace(job, noise=0.5))
+    planted = [action for action in quiet.taken[0].tolist() if action[3] == 1]
+    assert [action[0] for action in planted] == [1]  # once, at slot 1
+    assert torch.equal(quiet.taken, quiet.label)
+    wrong = (noisy.taken != noisy.label).any(-1)
+    assert wrong.any()
+    assert (noisy.label[0, :, 3] == 2).any()  # PRUNE
+    assert len(teach.jobs(family, 8, 0.5, 0.1)) == 4
+    assert [job.name for job in teach.jobs(family, 8, 0.5, 0.1)] == ["knowing", "heuristic"] * 2
+
+
+def test_the_best_sibling_of_each_problem_is_kept_with_what_it_did() -> None:
+    plays = [replace(job, numbers=(number,)) for job in teach.jobs("mixed/vector", 2, 0.0, 0.9) for number in (1, 1, 2)]
+    episodes = join([play(job) for job in plays])
+    episodes = replace(episodes, reward=torch.zeros_like(episodes.reward))
+    episodes.reward[:, 0] = torch.tensor([3.0, 5.0, -1.0])
+    kept = best_of(episodes)
+    assert kept.draw.tolist() == [1, 2]
+    assert kept.returns().tolist() == [5.0, -1.0]
+    assert torch.equal(kept.label, kept.taken)
+    assert kept.controllers == ("best sibling",)
+
+
+def test_every_sibling_has_dice_of_its_own() -> None:
+    from esper.agent.shipped import shipped_path
+
+    found = jobs(shipped_path("small"), "mixed", 6, problems=2, siblings=3, noise=0.0)
+    assert [(job.numbers, job.name) for job in found[:4]] == [
+        ((6,), "sibling 0"),
+        ((6,), "sibling 1"),
+        ((6,), "sibling 2"),
+        ((7,), "sibling 0"),
+    ]
+    dice = set()
+    for job in found:
+        job.controller.reset(job.numbers)
+        dice.add(job.controller._actor.generator.initial_seed())  # type: ignore[attr-defined]
+    assert len(dice) == 6
+
+
+def test_schedules_are_paired_where_they_want_different_slots(tmp_path: Path) -> None:
+    first, second = (Planting(2, 0, {"dense": "norm"}),), (Planting(2, "*", {"dense": "mlp"}),)
+    assert choose_schedule.pairs([first, second]) == [first + second, second + first]
+    assert len(choose_schedule.singles("dense")) % len(choose_schedule.SLOTS) == 0
+    assert {plan[0].epoch for plan in choose_schedule.at_other_epochs([first])} == set(choose_schedule.OTHER_EPOCHS)
+    path = tmp_path / "best.toml"
+    path.write_text(choose_schedule.as_toml({"dense": first + second}, 100, 2.0))
+    read = make_controller(str(path))
+    assert isinstance(read, FixedSchedule)
+    assert read.plantings == (*first, *second)

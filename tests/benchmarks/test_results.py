@@ -1,0 +1,193 @@
+"""The page of results: its figures worked out by hand, its claims decided by the numbers, its text from any parts."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import made_up_results as made_up
+import numpy as np
+import pytest
+
+from esper.tasks.family import get_family
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
+from esper.training.statistics import Estimate
+from results.claims import claims
+from results.cost import break_even, number_of
+from results.families import DeepSeries, DeepVectors, Reseeded
+from results.figures import expected_best, harm, lines, search, share_kept, shortfall, versus
+from results.kept import compact, read, write
+from results.render import render
+from results.wording import in_points, plain, share_with_interval, signed
+
+NOTHING = dict.fromkeys(("mixed", "mixed_quick", "harm", "transfer", "cifar"))
+
+
+# -- figures -----------------------------------------------------------------------------------------------------------
+
+
+def test_harm_is_the_mean_over_seeds_per_draw() -> None:
+    found = harm(made_up.harm(), -0.5)
+    assert found.differences == pytest.approx({0: 10.0, 1: 0.0, 2: -0.4, 3: -2.0})
+    assert found.below == [3]  # −0.4 is not below −0.5
+    assert found.share == 0.25
+    assert found.quantiles(0.0, 0.5, 1.0) == pytest.approx([-2.0, -0.2, 10.0])
+
+
+def test_share_kept_is_the_gain_elsewhere_over_the_gain_at_home() -> None:
+    home = np.array([8.0, 12.0, 10.0, 10.0])
+    kept = share_kept([np.array([4.0, 6.0]), np.array([1.0, 1.0])], home)  # means 5 and 1 → 3 of 10
+    assert kept is not None
+    assert kept.value == pytest.approx(0.3)
+    assert kept.low is not None
+    assert kept.low <= 0.3 <= (kept.high or 0.0)
+    assert share_kept([home], np.array([-1.0, 1.0])) is None  # no gain at home: nothing to keep
+    assert share_kept([], home) is None
+
+
+def test_differences_to_the_learned_controller_are_paired() -> None:
+    content = made_up.mixed()
+    found = versus(content, "tuned heuristic")
+    assert found.score.value == pytest.approx(6.0, abs=1.0)
+    assert found.score.low is not None
+    assert found.score.low > 4.0
+    assert found.better.value > 0.9
+    own = next(line for line in lines(content) if line.label == "learned")
+    assert own.behind is None
+    assert own.size == pytest.approx(1.2)
+
+
+def test_shortfall_does_not_make_up_for_one_problem_by_another() -> None:
+    content = {"episodes": {"learned": {"number": [0, 1, 2], "regret": [-60.0, 3.0, None]}}}
+    assert shortfall(content, "learned").value == pytest.approx(1.5)  # (0 + 3) / 2; the third is not known
+
+
+def test_expected_best_of_random_trials() -> None:
+    # Options by validation: the best has test 1, the next 5, the worst 3.
+    # one trial: the mean 3; two of three: the best is in with ⅔, else the next: ⅔·1 + ⅓·5; three: 1
+    found = expected_best(np.array([9.0, 7.0, 2.0]), np.array([1.0, 5.0, 3.0]))
+    assert found.tolist() == pytest.approx([3.0, 2.0 / 3.0 + 5.0 / 3.0, 1.0])
+
+
+def test_search_counts_the_trials_that_a_gain_takes() -> None:
+    found = search(made_up.need_and_place()["mixed"])
+    # The single schedule is a@0, 75 on average. One trial: (50 + 90 + 60) / 3 and (50 + 60 + 88) / 3, minus 75 → −8.67
+    # All three: 90 and 88, minus 75 → +14
+    assert found.gains[0] == pytest.approx((200 / 3 + 198 / 3) / 2 - 75)
+    assert found.gains[-1] == pytest.approx(14.0)
+    assert found.trials_for(14.0) == 3
+    assert found.trials_for(15.0) is None
+
+
+def test_break_even_divides_the_training_by_what_a_problem_saves(tmp_path: Path) -> None:
+    (tmp_path / "n.json").write_text(json.dumps(made_up.need_and_place()))
+    told = "\n".join(break_even(1000.0, made_up.mixed(), tmp_path / "n.json"))
+    # A gain of about 15 is out of reach for 3 schedules: 2 saved trials of 20 epochs → 1000 / 40
+    assert "Break-even: 25 problems" in told
+    assert "cannot be told" in "\n".join(break_even(None, made_up.mixed(), tmp_path / "n.json"))
+    assert number_of({"run": {"env_steps": 5}, "note": True}, ("env_steps",)) == 5.0
+    assert number_of({"env_steps": None}, ("env_steps",)) is None
+
+
+# -- claims ------------------------------------------------------------------------------------------------------------
+
+
+def test_claims_follow_the_numbers() -> None:
+    parts = {**NOTHING, "mixed": made_up.mixed(), "harm": made_up.harm(), "transfer": made_up.transfer()}
+    found = {claim.text: claim.holds for claim in claims(parts)}
+    assert found["A better score than *tuned heuristic* on `mixed`"] is True
+    assert found["A better score than *random* on `mixed`"] is True
+    assert [holds for text, holds in found.items() if text.startswith("Harmless")] == [False]  # one draw in four
+    # gains of 2 and 10 points away, of 15 at home: 40 % is less than 70 %
+    assert [holds for text, holds in found.items() if text.startswith("Keeps")] == [False]
+    assert [holds for text, holds in found.items() if "CIFAR" in text] == [None]
+
+
+def test_a_controller_that_is_no_better_is_not_said_to_be() -> None:
+    parts = {**NOTHING, "mixed": made_up.mixed(better_by=-6.0)}
+    found = {claim.text: claim.holds for claim in claims(parts)}
+    assert found["A better score than *tuned heuristic* on `mixed`"] is False
+    assert found["A better score than *none* on `mixed`"] is True
+
+
+def test_with_no_results_every_claim_is_open() -> None:
+    assert {claim.holds for claim in claims(NOTHING)} == {None}
+
+
+# -- the page ----------------------------------------------------------------------------------------------------------
+
+
+def test_the_page_is_written_from_the_files(tmp_path: Path) -> None:
+    folder, docs = tmp_path / "results", tmp_path / "docs"
+    for name in ("mixed", "harm", "transfer", "cifar"):
+        write(folder / f"{name}.json", getattr(made_up, name)())
+    docs.mkdir()
+    (docs / "need_and_place.json").write_text(json.dumps(made_up.need_and_place()))
+    provenance = tmp_path / "small.json"
+    provenance.write_text(json.dumps({"commands": ["esper train --task mixed"], "env_steps": 400_000, "seeds": [1]}))
+    text = render(folder, docs, provenance).read_text("utf-8")
+    for wanted in (
+        "python benchmarks/results/run.py mixed",
+        "esper train --task mixed",
+        "400,000",
+        "Break-even",
+        "dw@\\*",
+    ):
+        assert wanted in text
+    for picture in ("results_scores", "results_kinds", "results_harm"):
+        assert (docs / "images" / f"{picture}.png").stat().st_size > 5_000
+        assert f"images/{picture}.png" in text
+    assert "nan" not in text.lower().split()
+
+
+def test_a_page_without_results_says_what_to_run(tmp_path: Path) -> None:
+    text = render(tmp_path / "none", tmp_path, tmp_path / "none.json").read_text("utf-8")
+    for part in ("mixed", "harm", "transfer", "cifar"):
+        assert f"Not measured yet: `python benchmarks/results/run.py {part}`" in text
+
+
+def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
+    content = made_up.mixed()
+    write(tmp_path / "mixed.json", content)
+    assert read(tmp_path / "mixed.json") == content
+    assert len(compact(content).splitlines()) < 250  # a column is a line
+    assert read(tmp_path / "other.json") is None
+    write(tmp_path / "old.json", {"format": 0})
+    with pytest.raises(ValueError, match="run that part again"):
+        read(tmp_path / "old.json")
+
+
+def test_numbers_are_written_for_people() -> None:
+    assert (plain(-1.25), plain(-0.01), signed(2.0), signed(0.0)) == ("−1.2", "0.0", "+2.0", "0.0")
+    assert in_points(Estimate(1.0, -0.5, 2.5, 9)) == "+1.0 (−0.5 to +2.5)"
+    assert share_with_interval(Estimate(0.5, 0.25, float("inf"), 9)) == "50 % (25 to ∞)"
+
+
+# -- families ----------------------------------------------------------------------------------------------------------
+
+
+def test_reseeding_changes_the_seed_and_nothing_else() -> None:
+    base, family = get_family("mixed/vector"), Reseeded("mixed/vector", 3)
+    first, second = (family.draw(3 * 2 + repeat, held_out=True) for repeat in (0, 2))
+    original = base.draw(2, held_out=True)
+    assert first.seed == original.seed
+    assert second.seed != original.seed
+    assert second.seed % 2 == 1
+    assert second.facts["draw"] == 2
+    assert np.array_equal(second.task.splits.train.x, original.task.splits.train.x)
+    assert (second.horizon, second.budget) == (original.horizon, original.budget)
+
+
+@pytest.mark.parametrize("family", [DeepSeries(), DeepVectors()], ids=lambda family: family.name)
+def test_deep_families_repeat_themselves_and_leave_room(family: DeepSeries | DeepVectors) -> None:
+    for number in range(4):
+        draw, again = family.draw(number, held_out=True), family.draw(number, held_out=True)
+        assert draw.facts == again.facts
+        assert draw.seed == again.seed
+        assert draw.seed % 2 == 1
+        assert len(draw.task.slots) == 5
+        assert draw.budget is not None
+        assert draw.task.make_host()(draw.task.splits.val.x[:2]).isfinite().all()
+        assert family.draw(number).seed != draw.seed
