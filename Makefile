@@ -5,7 +5,7 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all check bench docs clean
+.PHONY: demo test test-all check bench results docs clean
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
@@ -24,6 +24,11 @@ check: .venv/dev
 
 bench: .venv/peers
 	for script in benchmarks/*.py; do $(BIN)/python $$script || exit 1; done
+
+# The main table of docs/results.md anew, from the shipped controller: about a quarter of an hour on two cores.
+results: .venv/demo
+	$(BIN)/python benchmarks/results/run.py mixed --schedule docs/results/schedule.toml --workers 2
+	$(BIN)/python benchmarks/results/run.py render
 
 docs: .venv/docs
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs

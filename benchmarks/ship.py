@@ -2,7 +2,8 @@
 
     python benchmarks/ship.py runs/best small --provenance small.json      # a run, or a checkpoint
     esper compare --controllers none,random,schedule,heuristic,small       # judge the very file that ships
-    python benchmarks/ship.py small small --judged compared/mixed-0/comparison.json    # note the score
+    python benchmarks/ship.py small small --judged compared/mixed-0/comparison.json    # note the score; or the one
+                                                                           # that benchmarks/results/run.py mixed wrote
 
 It keeps the network (in float16) and the statistics of observations and returns, and nothing else of the checkpoint.
 The file of --provenance states what only a person knows (`STATED`); the default is what is stated already.
@@ -27,6 +28,8 @@ from esper.agent.shipped import FOLDER, STATED, Provenance, parse_provenance, pr
 from esper.policy.catalogue import CONTROLLERS
 from esper.training.catalogue import policy_file
 from esper.training.run_folder import write_whole
+from results.figures import best_rival, estimate, versus
+from results.kept import LEARNED
 
 
 def rounded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -44,9 +47,13 @@ def rounded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     return kept
 
 
-def judgement(path: Path, name: str) -> dict[str, Any]:
-    """The score of the row `name` in a comparison.json of `esper compare`."""
+def judgement(path: Path, name: str, sha256: str) -> dict[str, Any]:
+    """The score of the row `name` in a comparison.json of `esper compare`, or of the learned one in mixed.json."""
     facts = json.loads(path.read_text("utf-8"))
+    if facts.get("part") == "mixed":
+        if facts.get("learned_sha256") != sha256:
+            raise ValueError(f"{path} is about another policy than the one that ships as {name}")
+        return _from_results(facts)
     rows = {row["name"]: row for row in facts["rows"]}
     if name not in rows:
         raise ValueError(f"{path} compares {', '.join(rows)}, but not {name}")
@@ -61,6 +68,21 @@ def judgement(path: Path, name: str) -> dict[str, Any]:
         "vs_rule": versus and versus["value"],
         "vs_rule_low": versus and versus["low"],
         "vs_rule_high": versus and versus["high"],
+    }
+
+
+def _from_results(facts: dict[str, Any]) -> dict[str, Any]:
+    numbers = [draw["number"] for draw in facts["draws"]]
+    own, rule = estimate(facts, LEARNED, "score"), best_rival(facts)
+    versus_rule = versus(facts, rule).score
+    return {
+        "on": f"held-out draws {min(numbers)} to {max(numbers)} of mixed",
+        **{key: getattr(own, key) for key in ("value", "low", "high")},
+        "rule": facts["controllers"][rule],
+        **{
+            f"vs_rule{end}": getattr(versus_rule, key)
+            for end, key in (("", "value"), ("_low", "low"), ("_high", "high"))
+        },
     }
 
 
@@ -85,7 +107,7 @@ def ship(source: str, name: str, stated: dict[str, Any], judged: Path | None, fo
         score = stated.get("score") if stated.get("sha256", sha256) == sha256 else None  # of these weights, not others
         found = {
             **{key: stated[key] for key in STATED},
-            "score": score if judged is None else judgement(judged, name),
+            "score": score if judged is None else judgement(judged, name, sha256),
             "sha256": sha256,
             "blueprints": blueprints,
             "layout": layout,

@@ -3,6 +3,7 @@
     python benchmarks/recipe/improve.py --policy start.safetensors --problems 120 --workers 2 --out recordings/round1
     esper clone recordings/round1 --out better.safetensors
 
+`--rivals docs/results/schedule.toml heuristic` let others play each problem too: what they do better is worth copying.
 Siblings play the same training problem with different dice (the policy's own, and now and then a random legal action).
 Everything about a problem is the same for all of them, so whoever earns most did something right, or was lucky; over
 many problems luck averages out. The best sibling's actions become what the next policy imitates. `--also` adds earlier
@@ -24,8 +25,9 @@ from esper.agent.controller import LearnedController
 from esper.offline.episodes import Episodes, growth_schema, join
 from esper.offline.recorder import Play, play
 from esper.offline.recording import append, read
+from esper.policy.controller import Controller
 from esper.tasks.family import get_family
-from esper.training.catalogue import policy_file
+from esper.training.catalogue import make_controller, policy_file
 from esper.training.workers import in_processes
 
 FIRST_DRAW = 6_000_000
@@ -44,13 +46,16 @@ class Sampling(LearnedController):
         self._actor = Actor(self.network, len(seeds), self.normaliser, False, seed=1000 * seeds[0] + self.sibling)
 
 
-def jobs(policy: Path, family: str, first: int, problems: int, siblings: int, noise: float) -> list[Play]:
+def jobs(
+    policy: Path, family: str, numbers: Sequence[int], siblings: int, noise: float, rivals: Sequence[str] = ()
+) -> list[Play]:
     learned = LearnedController.load(policy)
-    players = [Sampling(learned.network, learned.normaliser, f"sibling {i}") for i in range(siblings)]
-    for i, player in enumerate(players):
+    players: list[tuple[Controller, float]] = [(make_controller(rival), 0.0) for rival in rivals]
+    for i in range(siblings):
+        player = Sampling(learned.network, learned.normaliser, f"sibling {i}")
         player.sibling = i
-    numbers = range(first, first + problems)
-    return [Play(family, player.name, player, (number,), noise) for number in numbers for player in players]
+        players.append((player, noise))
+    return [Play(family, who.name, who, (number,), own_noise) for number in numbers for who, own_noise in players]
 
 
 def best_of(episodes: Episodes) -> Episodes:
@@ -69,14 +74,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--first", type=int, default=0, help="leave out so many problems: those of earlier rounds")
     parser.add_argument("--siblings", type=int, default=4)
     parser.add_argument("--noise", type=float, default=0.03)
+    parser.add_argument("--rivals", nargs="*", default=[])
     parser.add_argument("--also", type=Path, nargs="*", default=[])
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
     chosen = parser.parse_args(arguments)
+    if chosen.out.exists():
+        parser.error(f"{chosen.out} exists: name another --out, or everything would be in it twice")
     torch.set_num_threads(1)
-    first = FIRST_DRAW + chosen.first
-    get_family(chosen.family).draw(first)  # a name that nobody knows is the first thing to say
-    plays = jobs(policy_file(chosen.policy), chosen.family, first, chosen.problems, chosen.siblings, chosen.noise)
+    numbers = range(FIRST_DRAW + chosen.first, FIRST_DRAW + chosen.first + chosen.problems)
+    get_family(chosen.family).draw(numbers[0])  # a name that nobody knows is the first thing to say
+    policy = policy_file(chosen.policy)
+    plays = jobs(policy, chosen.family, numbers, chosen.siblings, chosen.noise, chosen.rivals)
     started, played = time.perf_counter(), []
     for count, (_, episodes) in enumerate(in_processes(play, plays, chosen.workers), 1):
         played.append(episodes)
@@ -91,7 +100,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         append(chosen.out, earlier.episodes, growth_schema(), {**provenance, "from": str(folder)})
     append(chosen.out, best, growth_schema(), provenance)
     mean, most = float(together.returns().mean()), float(best.returns().mean())
-    print(f"{together.steps:,} env-steps; mean return {mean:.1f}, of the best siblings {most:.1f}; {len(best)} kept")
+    print(f"{together.steps:,} env-steps; mean return {mean:.1f}, of the best {most:.1f}; {len(best)} kept")
+    for number, name in enumerate(together.controllers):
+        own = together.controller == number
+        print(f"  {name}: mean return {float(together.returns()[own].mean()):.1f}")
     return 0
 
 

@@ -44,7 +44,11 @@ def facts_of(family: str, number: int) -> dict[str, Fact]:
     return dict(get_family(family).draw(number).facts)
 
 
-class Knowing(RuleController[tuple[int, tuple[tuple[str, int], ...]]]):
+Answer = tuple[int, tuple[tuple[str, int], ...]]
+"""The first epoch to plant in, and the seeds that are meant: (blueprint, slot)."""
+
+
+class Knowing(RuleController[Answer]):
     """Plants the meant answer, keeps it as soon as it may, and removes everything else."""
 
     name = "knowing"
@@ -53,14 +57,14 @@ class Knowing(RuleController[tuple[int, tuple[tuple[str, int], ...]]]):
         super().__init__()
         self.family = family
 
-    def new_memory(self, seed: int) -> tuple[int, tuple[tuple[str, int], ...]]:
-        """The first epoch to plant in, and the answer, of the draw with this number."""
+    def new_memory(self, seed: int) -> Answer:
+        """Of the draw with this number."""
         answer = str(facts_of(self.family, seed)["answer"])
         parts = [] if answer == "none" else answer.split("+")
         meant = tuple((part.split("@")[0], int(part.split("@")[1])) for part in parts)
         return random.Random(seed).randint(1, LATEST_START), meant
 
-    def rule(self, situation: Situation, memory: tuple[int, tuple[tuple[str, int], ...]]) -> Action:
+    def rule(self, situation: Situation, memory: Answer) -> Action:
         first_epoch, answer = memory
         for slot in situation.slots:
             wrong = slot.stage in LIVE and (slot.blueprint, slot.index) not in answer

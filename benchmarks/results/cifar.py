@@ -22,7 +22,7 @@ from esper.training.catalogue import make_controller
 from esper.training.controls import Static, StaticFamily
 from esper.training.evaluation import EpisodeResult, Job, KeptSeed, run_job
 from results.families import Photographs
-from results.kept import FORMAT, LEARNED, columns, draws, provenance, read, write
+from results.kept import FORMAT, LEARNED, columns, draws, provenance, read, sha256_of, write
 
 EVERYWHERE = "dw@*"
 """The rule to beat on images: a depthwise seed in every slot, as early as it may."""
@@ -83,12 +83,13 @@ def run_cifar(players: Mapping[str, str], setting: Setting, out: Path) -> None:
         for label in (*players, EVERYWHERE, *([SCRATCH] if LEARNED in players else [])):
             content = _begun(setting, out)
             host = content["hosts"].setdefault(family.name, {"draws": [], "episodes": {}, "made": {}})
-            if label in host["episodes"]:
+            if label in host["episodes"] and not _of_another(host["made"][label], label, players):
                 print(f"{family.name}, {label}: there already", file=sys.stderr)
                 continue
             started = time.perf_counter()
             found = _from_scratch(host["grown"], family, setting) if label == SCRATCH else None
             found = found or _played(label, players, family, setting)
+            content.pop("note", None)
             if label == LEARNED:
                 host["grown"] = [_architecture(found[number]) for number in sorted(found)]
             host["draws"] = host["draws"] or draws(found)
@@ -97,6 +98,13 @@ def run_cifar(players: Mapping[str, str], setting: Setting, out: Path) -> None:
             write(out, content)
             seconds, accuracies = time.perf_counter() - started, host["episodes"][label]["accuracy"]
             print(f"{seconds:7.0f} s  {family.name}, {label}: {accuracies} % on the test set", file=sys.stderr)
+
+
+def _of_another(made: Mapping[str, Any], label: str, players: Mapping[str, str]) -> bool:
+    """Whether what is there was grown by another learned controller than the one that plays now."""
+    if not label.startswith(LEARNED):
+        return False
+    return bool(made.get("learned_sha256") != sha256_of(players[LEARNED]))
 
 
 def _begun(setting: Setting, out: Path) -> dict[str, Any]:

@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from esper.training.statistics import Estimate
-from results.figures import Content, best_rival, gains, harm, rivals, share_kept, shortfall, versus
+from results.figures import Content, best_rival, estimate, gains, harm, rivals, share_kept, shortfall, versus
 from results.kept import LEARNED, SCHEDULE
-from results.wording import in_points, plain, share, share_with_interval, with_interval
+from results.wording import in_points, plain, share, share_with_interval
 
 HARM_LIMIT = -0.5
 """Points of test accuracy: a draw below this was harmed."""
@@ -78,7 +78,8 @@ def _beats_static(mixed: Content | None) -> list[Claim]:
         own = shortfall(mixed, LEARNED)
         growing = [rival for rival in rivals(mixed) if rival not in ("none", "random")]
         rule, least = min(((rival, shortfall(mixed, rival)) for rival in growing), key=lambda one: one[1].value)
-        evidence = f"{with_interval(own)} points against {with_interval(least)} of *{rule}*"
+        signed = " against ".join(in_points(estimate(mixed, label, "regret")) for label in (LEARNED, rule))
+        evidence = f"{own.value:.2f} points against {least.value:.2f} of *{rule}*; with what is below 0: {signed}"
         found = [Claim(regret_text, own.value <= SHARE_OF_REGRET * least.value, evidence)]
     for label in mixed["controls"]:
         if label.startswith(f"{LEARNED}: from scratch"):
@@ -126,7 +127,8 @@ def _images(content: Content | None) -> list[Claim]:
         rival = best_rival({"episodes": rules})
         against = versus(host, rival).score
         text = f"A better score than the best baseline, `{rival}`, on {name}"
-        found.append(Claim(text, above_zero(against), f"{in_points(against)} points"))
+        of = " (of a sister of the shipped controller)" if "note" in content else ""
+        found.append(Claim(text, above_zero(against), f"{in_points(against)} points{of}"))
     return found
 
 

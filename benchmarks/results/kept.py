@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import platform
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 
 from esper.env.reward.config import RENT_RATE
+from esper.training.catalogue import policy_file
 from esper.training.controls import capacity_regret
 from esper.training.evaluation import PASSES, EpisodeResult
 
@@ -64,6 +66,7 @@ def provenance(started: float, controllers: Mapping[str, str], workers: int) -> 
         "format": FORMAT,
         "command": command(),
         "controllers": dict(controllers),
+        **({"learned_sha256": sha256_of(controllers[LEARNED])} if LEARNED in controllers else {}),
         "rent_rate": RENT_RATE,
         "wall_seconds": round(time.perf_counter() - started, 1),
         "workers": workers,
@@ -71,6 +74,11 @@ def provenance(started: float, controllers: Mapping[str, str], workers: int) -> 
         "torch": str(torch.__version__),
         "python": platform.python_version(),
     }
+
+
+def sha256_of(controller: str) -> str:
+    """Of a learned controller's file: which policy the numbers are of."""
+    return hashlib.sha256(policy_file(controller).read_bytes()).hexdigest()
 
 
 def command() -> str:

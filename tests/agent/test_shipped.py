@@ -48,7 +48,8 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def ship() -> ModuleType:
+def ship(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))  # as if it were run as a script
     spec = importlib.util.spec_from_file_location("ship", ROOT / "benchmarks" / "ship.py")
     assert spec is not None
     assert spec.loader is not None

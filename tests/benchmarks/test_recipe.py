@@ -5,10 +5,15 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import torch
 
-from esper.offline.episodes import join
+from esper.actions import Op
+from esper.agent.controller import LearnedController
+from esper.agent.shipped import shipped_path
+from esper.offline.episodes import check, growth_schema, join
 from esper.offline.recorder import play
 from esper.policy.catalogue import make_controller
 from esper.policy.schedule import FixedSchedule, Planting
@@ -16,7 +21,8 @@ from esper.policy.schedule import FixedSchedule, Planting
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "recipe"))
 import choose_schedule
 import teach
-from improve import best_of, jobs
+from correct import FIRST_DRAW, Correcting, Lesson, lesson
+from improve import Sampling, best_of, jobs
 
 
 def test_the_teacher_plants_the_answer_and_removes_what_noise_planted(tmp_path: Path) -> None:
@@ -49,9 +55,7 @@ def test_the_best_sibling_of_each_problem_is_kept_with_what_it_did() -> None:
 
 
 def test_every_sibling_has_dice_of_its_own() -> None:
-    from esper.agent.shipped import shipped_path
-
-    found = jobs(shipped_path("small"), "mixed", 6, problems=2, siblings=3, noise=0.0)
+    found = jobs(shipped_path("small"), "mixed", (6, 7), siblings=3, noise=0.0)
     assert [(job.numbers, job.name) for job in found[:4]] == [
         ((6,), "sibling 0"),
         ((6,), "sibling 1"),
@@ -63,6 +67,35 @@ def test_every_sibling_has_dice_of_its_own() -> None:
         job.controller.reset(job.numbers)
         dice.add(job.controller._actor.generator.initial_seed())  # type: ignore[attr-defined]
     assert len(dice) == 6
+    rivals = jobs(shipped_path("small"), "mixed", (6,), siblings=1, noise=0.1, rivals=["heuristic"])
+    assert [(job.name, job.noise) for job in rivals] == [("heuristic", 0.0), ("sibling 0", 0.1)]
+
+
+def test_a_lesson_has_the_students_actions_and_the_teachers_labels() -> None:
+    learned = LearnedController.load(shipped_path("small"))
+    student = Sampling(learned.network, learned.normaliser, "student")
+    episode = lesson(Lesson("mixed/vector", FIRST_DRAW, student))
+    again = lesson(Lesson("mixed/vector", FIRST_DRAW, student))
+    assert torch.equal(episode.taken, again.taken)  # its dice follow from the problem
+    assert episode.controllers == ("correcting",)
+    check(episode, growth_schema())
+
+
+def test_late_in_an_episode_the_teacher_makes_the_best_of_what_is_there() -> None:
+    def gain(points: float) -> Any:
+        return SimpleNamespace(accuracy=points)
+
+    def says(points: float, **able: bool) -> Op:
+        view = SimpleNamespace(index=0, blueprint="norm", contribution=gain(points), fossilizable=False, prunable=False)
+        for name, value in able.items():
+            setattr(view, name, value)
+        situation = SimpleNamespace(remaining=3, slots=[view])
+        return Correcting("mixed").rule(situation, (1, (("mlp_small", 1),))).op  # type: ignore[arg-type]
+
+    assert says(5.0, fossilizable=True, prunable=True) is Op.FOSSILIZE
+    assert says(0.1, fossilizable=True, prunable=True) is Op.WAIT
+    assert says(-3.0, fossilizable=True, prunable=True) is Op.PRUNE
+    assert says(-3.0) is Op.WAIT
 
 
 def test_schedules_are_paired_where_they_want_different_slots(tmp_path: Path) -> None:

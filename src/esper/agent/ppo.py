@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from esper.agent.actor import exact
 from esper.agent.buffer import RolloutBatch, RolloutBuffer, RolloutStep
 from esper.agent.checkpoints import (
     check_same_network,
@@ -110,7 +110,7 @@ class PPOAgent:
         if self.config.validate_masks:
             validate_masks(masks, self.network.uses, self.buffer.length)
         seen = observation if self.observation_normaliser is None else self.observation_normaliser(observation)
-        with self._exact():
+        with exact(self.device):
             out = self._forward(seen, masks, self.state)
         assert out.state is not None
         action, log_prob = out.policy.sample(self.generator) if taken is None else (taken, out.policy.log_prob(taken))
@@ -202,7 +202,7 @@ class PPOAgent:
             torch.cuda.reset_peak_memory_stats(self.device)
         self.update_count += 1
         batch, rollout = prepare(self._batch, self.value_normaliser, self.network.value_output, self.reducer)
-        with self._exact():
+        with exact(self.device):
             if self.teacher is not None and self.config.teacher_kl_at(self.update_count) > 0.0:
                 batch = batch.with_teacher(self.teacher)
             facts, minibatches = ppo_update(
@@ -228,16 +228,8 @@ class PPOAgent:
 
     def _value(self, observation: Observation, state: RecurrentState) -> Tensor:
         seen = observation if self.observation_normaliser is None else self.observation_normaliser(observation)
-        with self._exact():
+        with exact(self.device):
             return self.value_normaliser.to_returns(self.network.value(seen, state))
-
-    def _exact(self) -> AbstractContextManager[Any]:
-        """cuDNN's LSTM uses TF32 by default: ten bits of mantissa, and replay no longer agrees with acting (1.4e-3 was
-        measured on an H200)."""
-        if self.device.type != "cuda":
-            return nullcontext()
-        flags: AbstractContextManager[Any] = torch.backends.cudnn.flags(enabled=True, allow_tf32=False)
-        return flags
 
     def reset_state(self) -> None:
         """Start all environments afresh: their next step begins an episode."""

@@ -17,6 +17,11 @@ CAST = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
 """Layers that do nothing with their weights but what autocast does in bfloat16. Not their subclasses: who knows."""
 
 
+def _is_plain(module: nn.Module) -> bool:
+    """Old-style weight and spectral norms make the weight in a hook, from parameters that autocast leaves alone."""
+    return type(module) in CAST and not module._forward_pre_hooks and set(module._parameters) <= {"weight", "bias"}
+
+
 class HalfWeights:
     """The copies of one model's weights."""
 
@@ -26,7 +31,7 @@ class HalfWeights:
         self._places = [
             (module, name, parameter)
             for module, name, parameter in holders
-            if type(module) in CAST and parameter.dtype is torch.float32 and uses[id(parameter)] == 1
+            if _is_plain(module) and parameter.dtype is torch.float32 and uses[id(parameter)] == 1
         ]
         self._weights: list[Tensor] = [parameter for _, _, parameter in self._places]
         self._copies: list[Tensor] = [

@@ -134,10 +134,14 @@ class GrowthEnv:
         active = [not episode.over for episode in self._episodes]
         records = self._engine.stepping([a if on else WAIT for a, on in zip(chosen, active, strict=True)], active)
         infos: list[StepInfo | None] = []
-        for episode in self._episodes:
-            with self._phase("engine"):
-                record = next(records)  # a GPU works on the next ones meanwhile
-            infos.append(None if record is None else self._advance(episode, record))
+        try:
+            for episode in self._episodes:
+                with self._phase("engine"):
+                    record = next(records)  # a GPU works on the next ones meanwhile
+                infos.append(None if record is None else self._advance(episode, record))
+        except Exception:
+            self._episodes = []  # some have made the step and some have not: nothing can follow but a reset
+            raise
         observation, masks = self._view()
         return EnvStep(
             observation,

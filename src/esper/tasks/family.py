@@ -194,6 +194,10 @@ def family_of(name: str, *, data_dir: str | Path | None = None, text_file: str |
     """The family of this name, with the files that a person named for it, if any."""
     named = {"data_dir": data_dir, "text_file": text_file}
     files = {option: str(path) for option, path in named.items() if path is not None}
+    if files and "+" in name:
+        raise ValueError(
+            f"families in turn cannot read files: train on one of {name!r}, or leave out {_spelled(files)}"
+        )
     if files and name not in task_names():
         get_family(name)  # a name that nobody knows is the first thing to say
         raise ValueError(f"the problems of {name!r} are generated and read no files: leave out {_spelled(files)}")

@@ -139,6 +139,10 @@ class Fleet:
         episodes = join(
             [from_tensors({n: torch.from_numpy(a) for n, a in arrays.items()}, [NAME]) for arrays, _ in played]
         )
+        if not bool(episodes.terminated.any(1).all()):
+            raise ValueError(
+                f"an episode lasts longer than the {episodes.reward.shape[1]} epochs that its family named"
+            )
         rows = [sum(parts, ()) for parts in zip(*(infos for _, infos in played), strict=True)]
         kept = len(numbers)  # the last batch on a GPU may have been filled up
         return Rollout(episodes.select(torch.arange(kept)), [row[:kept] for row in rows])

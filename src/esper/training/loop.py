@@ -31,6 +31,8 @@ from esper.training.journal import Journal, RolloutSummary
 from esper.training.run_folder import RunFolder
 from esper.training.train_config import TrainConfig
 
+FIRST_EVALUATION = 9_000_000
+"""Of the held-out problems by which a run chooses its best policy; no comparison with a seed below 900 uses them."""
 EVALUATION = "evaluation"
 """The arm under which evaluations of the frozen policy are recorded."""
 
@@ -171,7 +173,7 @@ class Trainer:
 
     def _evaluate(self, update: int) -> float:
         """Mean score of the frozen policy on the held-out problems; the same ones every time."""
-        numbers = range(self.config.evaluation_episodes)
+        numbers = range(FIRST_EVALUATION, FIRST_EVALUATION + self.config.evaluation_episodes)
         journal = Journal(self.recorder, update, numbers, arm=EVALUATION)
         with self.timers("evaluation"):
             for step in self.fleet.play(self._policy(), numbers, held_out=True).steps():

@@ -48,8 +48,9 @@ class TrainConfig:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
         if self.evaluate_every < 0:
             raise ValueError(f"evaluate_every must be at least 0, not {self.evaluate_every}")
-        if self.draws is not None and self.draws < self.envs:
-            raise ValueError(f"{self.envs} networks need at least as many problems; draws is {self.draws}")
+        if self.draws is not None and self.draws < self.envs // self.ppo.siblings:
+            needed = self.envs // self.ppo.siblings
+            raise ValueError(f"a rollout needs at least as many problems as it plays ({needed}); draws is {self.draws}")
         if self.envs % self.ppo.siblings:
             raise ValueError(f"{self.envs} networks cannot be grouped into siblings of {self.ppo.siblings}")
         check_gamma(self.reward, self.ppo.discount)

@@ -36,21 +36,27 @@ class Worker:
         self.pipe = pipe
 
     def send(self, job: Any) -> None:
-        self.pipe.send(job)
+        try:
+            self.pipe.send(job)
+        except OSError:  # its pipe is broken, or closed
+            raise self._gone() from None
 
     def receive(self) -> Any:
         """Wait for the answer; an error that the job raised is raised here."""
         try:
             answer = self.pipe.recv()
         except (EOFError, ConnectionError):
-            self.process.join(timeout=5)
-            raise WorkerError(
-                f"a worker process ended with exit code {self.process.exitcode}; it may have run out of memory: "
-                "use fewer workers"
-            ) from None
+            raise self._gone() from None
         if isinstance(answer, BaseException):
             raise answer
         return answer
+
+    def _gone(self) -> WorkerError:
+        self.process.join(timeout=5)
+        return WorkerError(
+            f"a worker process ended with exit code {self.process.exitcode}; it may have run out of memory: "
+            "use fewer workers"
+        )
 
     def close(self) -> None:
         self.pipe.close()
@@ -75,8 +81,14 @@ def in_processes(
 
 
 def share_out(crew: Sequence[Worker], jobs: Sequence[Any]) -> list[Any]:
-    """The results of all jobs, in the order of the jobs."""
-    results: dict[int, Any] = dict(as_they_finish(crew, jobs))
+    """The results of all jobs, in the order of the jobs. After an error the crew is gone: what it still works on would
+    be taken for the answers to other jobs."""
+    try:
+        results: dict[int, Any] = dict(as_they_finish(crew, jobs))
+    except BaseException:
+        for worker in crew:
+            worker.close()
+        raise
     return [results[index] for index in range(len(jobs))]
 
 
