@@ -40,8 +40,8 @@ def break_even(steps: float | None, mixed: Content | None, need_and_place: Path)
         "over the "
         "best single schedule as the controller does; it has paid when they add up to the env-steps of its "
         "training (one "
-        "env-step is one epoch of one network). Not counted: tuning the controller's training, and the search for the "
-        "single schedule.",
+        "env-step is one epoch of one network). Not counted: what was tried and dropped "
+        "([experiments](experiments.md)).",
         "",
     ]
     if mixed is None or not need_and_place.exists():
