@@ -101,6 +101,7 @@ def test_gradient_drift_by_hand():
     assert drift.average == pytest.approx(1.1)
     assert drift.update(1.1) == pytest.approx(0.0, abs=1e-6)
     assert drift.update(2.0) > GRADIENT_DRIFT
+    assert drift.update(drift.average / 4) == pytest.approx(-0.75, abs=1e-6)
     with pytest.raises(ValueError, match="not finite"):
         drift.update(nan)
     with pytest.raises(ValueError, match="momentum"):

@@ -22,7 +22,7 @@ KL_SPIKE, KL_EXTREME = 0.1, 0.5
 KL_STALLED = 1e-7
 """An update that moves the policy less than this learns nothing: dead gradients read as health otherwise."""
 GRADIENT_DRIFT = 0.5
-"""Relative distance of a gradient norm from its moving average."""
+"""Of a gradient norm above its moving average, relative to it."""
 LSTM_RMS_LOW, LSTM_RMS_HIGH = 1e-6, 10.0
 VANISHING_SHARE, EXPLODING_FACTOR = 1e-6, 100.0
 """Gradient norms below or above these multiples of the clip norm are vanishing or exploding."""
@@ -201,7 +201,7 @@ class GradientLimits:
 
 
 class GradientDrift:
-    """How far a gradient norm is from its moving average, relative to that average."""
+    """How far a gradient norm is above its moving average, relative to that average; negative below it."""
 
     def __init__(self, momentum: float = 0.99) -> None:
         if not 0.0 < momentum < 1.0:
@@ -216,6 +216,6 @@ class GradientDrift:
         if self.average is None:
             self.average = norm
             return 0.0
-        drift = abs(norm - self.average) / (self.average + 1e-8)
+        drift = (norm - self.average) / (self.average + 1e-8)
         self.average = self.momentum * self.average + (1.0 - self.momentum) * norm
         return drift

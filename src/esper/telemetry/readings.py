@@ -245,6 +245,7 @@ def gradients(metrics: Mapping[str, float], limits: Limits, drift: Drift | None,
             yield from below("gradient_vanishing", part, metrics[part], limits.gradient_vanishing)
     if drift is not None and math.isfinite(norm):
         strayed = drift.update(norm)
+        # Upwards only: gradients become smaller as a policy makes up its mind, and have an alarm if they vanish.
         if phase is not Phase.WARM_UP:
             yield from above("gradient_drift", "gradient_norm", strayed, limits.gradient_drift)
 

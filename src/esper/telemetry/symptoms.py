@@ -98,7 +98,7 @@ SYMPTOMS = {
     "gradient_drift": Symptom(
         "warning",
         5,
-        "the gradient norm has left its usual level for several updates: the problem that the agent solves has changed",
+        "the gradient norm is above its usual level for several updates: the problem that the agent solves has changed",
         "compare `return_std`, `value_loss` and the entropies before and after",
     ),
     "lstm_not_finite": Symptom(
