@@ -9,14 +9,12 @@ know.
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
-from improve import EPISODES_AT_ONCE, Sampling
+from improve import Sampling
+from rounds import chosen_options, keep, play_all, round_options
 from teach import Answer, Knowing
 
 from esper.actions import WAIT, Action, Op
@@ -24,12 +22,10 @@ from esper.agent.controller import LearnedController
 from esper.env.growth_env import GrowthEnv
 from esper.env.observation import to_tensor
 from esper.env.situation import Situation
-from esper.offline.episodes import Episodes, growth_schema, join
+from esper.offline.episodes import Episodes
 from esper.offline.recorder import Tape
-from esper.offline.recording import append, read
 from esper.tasks.family import get_family
 from esper.training.catalogue import policy_file
-from esper.training.workers import in_processes
 
 FIRST_DRAW = 4_000_000
 """Training draws that no training run with a seed below 4 sees."""
@@ -79,34 +75,17 @@ def lesson(job: Lesson) -> Episodes:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", required=True)
-    parser.add_argument("--family", default="mixed")
+    parser = round_options(__doc__.splitlines()[0])
     parser.add_argument("--episodes", type=int, default=240)
-    parser.add_argument("--first", type=int, default=0, help="leave out so many problems: those of earlier rounds")
-    parser.add_argument("--also", type=Path, nargs="*", default=[])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path, required=True)
-    chosen = parser.parse_args(arguments)
-    if chosen.out.exists():
-        parser.error(f"{chosen.out} exists: name another --out, or everything would be in it twice")
-    torch.set_num_threads(1)
+    chosen = chosen_options(parser, arguments)
     learned = LearnedController.load(policy_file(chosen.policy))
     student = Sampling(learned.network, learned.normaliser, "student")
     first = FIRST_DRAW + chosen.first
     lessons = [Lesson(chosen.family, number, student) for number in range(first, first + chosen.episodes)]
-    started, played = time.perf_counter(), []
-    for count, (_, episodes) in enumerate(in_processes(lesson, lessons, chosen.workers), 1):
-        played.append(episodes)
-        if count % EPISODES_AT_ONCE == 0 or count == len(lessons):
-            played = [join(played)]  # tensors of another process each hold a file open until they are copied
-            print(f"{count} of {len(lessons)} episodes, {time.perf_counter() - started:.0f} s", flush=True)
-    provenance = {"command": f"python benchmarks/recipe/correct.py --policy {chosen.policy}", "task": chosen.family}
-    for folder in chosen.also:
-        append(chosen.out, read(folder, growth_schema()).episodes, growth_schema(), {**provenance, "from": str(folder)})
-    append(chosen.out, played[0], growth_schema(), provenance)
-    wrong = (played[0].label != played[0].taken).any(-1)[played[0].valid].float().mean()
-    print(f"{played[0].steps:,} env-steps; the teacher would have done otherwise at {100 * wrong:.1f} % of them")
+    played = play_all(lesson, lessons, chosen.workers)
+    keep("correct.py", chosen, played)
+    wrong = (played.label != played.taken).any(-1)[played.valid].float().mean()
+    print(f"{played.steps:,} env-steps; the teacher would have done otherwise at {100 * wrong:.1f} % of them")
     return 0
 
 

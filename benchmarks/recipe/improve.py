@@ -12,29 +12,25 @@ recordings, so that nothing that was known is forgotten.
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import torch
+from rounds import chosen_options, keep, play_all, round_options
 
 from esper.agent.actor import Actor
 from esper.agent.controller import LearnedController
-from esper.offline.episodes import Episodes, growth_schema, join
+from esper.offline.episodes import Episodes
 from esper.offline.recorder import Play, play
-from esper.offline.recording import append, read
 from esper.policy.controller import Controller
 from esper.tasks.family import get_family
 from esper.training.catalogue import make_controller, policy_file
-from esper.training.workers import in_processes
 
 FIRST_DRAW = 6_000_000
 """Training draws that no training run with a seed below 6 sees."""
 AS_GOOD = 0.5
 """Points of return within which a sibling is as good as the best."""
-EPISODES_AT_ONCE = 32
 
 
 class Sampling(LearnedController):
@@ -67,38 +63,19 @@ def best_of(episodes: Episodes) -> Episodes:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--policy", required=True)
-    parser.add_argument("--family", default="mixed")
+    parser = round_options(__doc__.splitlines()[0])
     parser.add_argument("--problems", type=int, default=120)
-    parser.add_argument("--first", type=int, default=0, help="leave out so many problems: those of earlier rounds")
     parser.add_argument("--siblings", type=int, default=4)
     parser.add_argument("--noise", type=float, default=0.03)
     parser.add_argument("--rivals", nargs="*", default=[])
-    parser.add_argument("--also", type=Path, nargs="*", default=[])
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--out", type=Path, required=True)
-    chosen = parser.parse_args(arguments)
-    if chosen.out.exists():
-        parser.error(f"{chosen.out} exists: name another --out, or everything would be in it twice")
-    torch.set_num_threads(1)
+    chosen = chosen_options(parser, arguments)
     numbers = range(FIRST_DRAW + chosen.first, FIRST_DRAW + chosen.first + chosen.problems)
     get_family(chosen.family).draw(numbers[0])  # a name that nobody knows is the first thing to say
     policy = policy_file(chosen.policy)
     plays = jobs(policy, chosen.family, numbers, chosen.siblings, chosen.noise, chosen.rivals)
-    started, played = time.perf_counter(), []
-    for count, (_, episodes) in enumerate(in_processes(play, plays, chosen.workers), 1):
-        played.append(episodes)
-        if count % EPISODES_AT_ONCE == 0 or count == len(plays):
-            played = [join(played)]  # tensors of another process each hold a file open until they are copied
-            print(f"{count} of {len(plays)} episodes, {time.perf_counter() - started:.0f} s", flush=True)
-    together = played[0]
+    together = play_all(play, plays, chosen.workers)
     best = best_of(together)
-    provenance = {"command": f"python benchmarks/recipe/improve.py --policy {chosen.policy}", "task": chosen.family}
-    for folder in chosen.also:
-        earlier = read(folder, growth_schema())
-        append(chosen.out, earlier.episodes, growth_schema(), {**provenance, "from": str(folder)})
-    append(chosen.out, best, growth_schema(), provenance)
+    keep("improve.py", chosen, best)
     mean, most = float(together.returns().mean()), float(best.returns().mean())
     print(f"{together.steps:,} env-steps; mean return {mean:.1f}, of the best {most:.1f}; {len(best)} kept")
     for number, name in enumerate(together.controllers):

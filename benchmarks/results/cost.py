@@ -36,11 +36,9 @@ def break_even(steps: float | None, mixed: Content | None, need_and_place: Path)
     """Against a person who tries schedules on each problem: that is what the controller saves."""
     text = [
         "Without a controller, a person with a new problem would try fixed schedules on it and keep the network that "
-        "validates best. The controller saves the trials that such a search needs, on average, to gain as much "
-        "over the "
-        "best single schedule as the controller does; it has paid when they add up to the env-steps of its "
-        "training (one "
-        "env-step is one epoch of one network). Not counted: what was tried and dropped "
+        "validates best. The controller saves the trials that such a search needs, on average, to gain as much over "
+        "the best single schedule as the controller does; it has paid when they add up to the env-steps of its "
+        "training (one env-step is one epoch of one network). Not counted: what was tried and dropped "
         "([experiments](experiments.md)).",
         "",
     ]
@@ -55,9 +53,8 @@ def break_even(steps: float | None, mixed: Content | None, need_and_place: Path)
         *text,
         *curve,
         "",
-        "Expected gain of such a search over the best single schedule, in points of score, from "
-        "[need and place](need_and_place.md): training draws, every blueprint at every slot and some "
-        "combinations, planted at "
+        "Expected gain of such a search over the best single schedule, in points of score, from [need and "
+        "place](need_and_place.md): training draws, every blueprint at every slot and some combinations, planted at "
         "epoch 2.",
         "",
         *_conclusion(gain, trials, found, steps),

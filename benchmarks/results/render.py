@@ -80,11 +80,9 @@ def commands(parts: Mapping[str, Content | None]) -> list[str]:
         *(dict.fromkeys(ran) or ["# nothing was run yet"]),
         "```",
         "",
-        "Controllers are frozen, problems are held out, accuracy is that of test sets that nobody looked at "
-        "before the end. "
-        "Score = test accuracy − 5 points per extra host-size of parameters. In brackets: 95 % bootstrap "
-        "intervals over "
-        "problems; differences are paired, problem by problem ([how](compare.md)).",
+        "Controllers are frozen, problems are held out, accuracy is that of test sets that nobody looked at before "
+        "the end. Score = test accuracy − 5 points per extra host-size of parameters. In brackets: 95 % bootstrap "
+        "intervals over problems; differences are paired, problem by problem ([how](compare.md)).",
     ]
 
 
@@ -93,8 +91,7 @@ def verdict(found: list[Claim]) -> list[str]:
     counts = [sum(claim.holds is value for claim in found) for value in (True, False, None)]
     return [
         f"{counts[0]} lines hold, {counts[1]} do not, {counts[2]} are open. A line about a difference holds if "
-        "its whole "
-        "95 % interval lies on the right side of 0.",
+        "its whole 95 % interval lies on the right side of 0.",
         "",
         *table(["line", "", "measured"], ((claim.text, words[claim.holds], claim.evidence) for claim in found)),
     ]
@@ -219,12 +216,11 @@ def transfer_section(content: Content, mixed: Content | None) -> list[str]:
             row.append("–" if kept is None else share_with_interval(kept))
         differences.append(row)
     return [
-        "The same frozen controllers on families that none of them was trained or tuned on. *deep series* and "
-        "*deep vectors* "
-        "have hosts of five stages and five slots; the hosts that the controller met have three (the data of *deep "
-        "series*, `mnist1d`, it met with other hosts). *natural/digits* (hosts with a fault) and *digits* are real "
-        "data, *stories* is the next character of generated text. The draws of a family differ by random seeds, few "
-        "hosts and fewer data sets: intervals speak of these, and another problem of the kind may differ by more.",
+        "The same frozen controllers on families that none of them was trained or tuned on. *deep series* and *deep "
+        "vectors* have hosts of five stages and five slots; the hosts that the controller met have three (the data of "
+        "*deep series*, `mnist1d`, it met with other hosts). *natural/digits* (hosts with a fault) and *digits* are "
+        "real data, *stories* is the next character of generated text. The draws of a family differ by random seeds, "
+        "few hosts and fewer data sets: intervals speak of these, and another problem of the kind may differ by more.",
         "",
         *table(head, body),
         "",

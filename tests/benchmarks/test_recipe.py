@@ -25,7 +25,7 @@ from correct import FIRST_DRAW, Correcting, Lesson, lesson
 from improve import Sampling, best_of, jobs
 
 
-def test_the_teacher_plants_the_answer_and_removes_what_noise_planted(tmp_path: Path) -> None:
+def test_the_teacher_plants_the_answer_and_removes_what_noise_planted() -> None:
     """Of a training problem whose host lacks something, with and without noise."""
     family, number = "mixed/vector", teach.FIRST_DRAW
     while teach.facts_of(family, number)["answer"] != "mlp_small@1":

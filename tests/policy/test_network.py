@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from esper.actions import HEAD_NAMES
 from esper.env.spaces import ActionMasks, Observation
-from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig, Packing, RecurrentState
+from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.policy.recurrence import Packing, RecurrentState
 
 CONFIG = NetworkConfig(overall_features=10, slot_features=6, blueprints=8, policy_gain=1.0)
 

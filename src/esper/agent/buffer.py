@@ -17,7 +17,8 @@ from esper.actions import HEAD_NAMES
 from esper.agent.gae import advantages
 from esper.env.spaces import ActionMasks, Observation
 from esper.policy.distribution import FactoredPolicy
-from esper.policy.network import FactoredRecurrentActorCritic, Packing, RecurrentState
+from esper.policy.network import FactoredRecurrentActorCritic
+from esper.policy.recurrence import Packing, RecurrentState
 
 VIEWS_KEPT = 512
 """Steps whose places in memory are kept ready: a few megabytes of small objects, however long the rollout."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.actions import HEAD_NAMES
-from esper.policy.network import RecurrentState
+from esper.policy.recurrence import RecurrentState
 
 RATIO_HIGH, RATIO_LOW = 5.0, 0.1
 """A probability ratio outside this range is an explosion."""

@@ -39,7 +39,8 @@ from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.agent.update import Forward, ppo_update, prepare
 from esper.env.spaces import ActionMasks, Observation
 from esper.policy.distribution import FactoredPolicy, validate_masks
-from esper.policy.network import FactoredRecurrentActorCritic, RecurrentState
+from esper.policy.network import FactoredRecurrentActorCritic
+from esper.policy.recurrence import RecurrentState
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from esper.env.spaces import ActionMasks, Observation
 from esper.offline.rows import Rows
 from esper.policy.distribution import BLEND, BLUEPRINT, MASK_VALUE, SLOT, FactoredLogits, FactoredPolicy
-from esper.policy.network import FactoredRecurrentActorCritic, RecurrentState
+from esper.policy.network import FactoredRecurrentActorCritic
+from esper.policy.recurrence import RecurrentState
 
 
 @dataclass(frozen=True, slots=True)

@@ -50,12 +50,14 @@ class Problem:
 # -- series, for convolutional hosts of 1×1 kernels -------------------------------------------------------------------
 
 
-def _series_host(widths: Sequence[int], pools: Sequence[int]) -> Callable[[], nn.Module]:
+def _conv_host(
+    kind: type[Conv1dHost | Conv2dHost], widths: Sequence[int], pools: Sequence[int], first_kernel: int = 1
+) -> Callable[[], nn.Module]:
     return partial(
-        Conv1dHost,
+        kind,
         in_channels=2,
         widths=list(widths),
-        kernels=[1] * SLOTS,
+        kernels=[first_kernel] + [1] * (SLOTS - 1),
         classes=CLASSES,
         pools=list(pools),
         pooling="average",
@@ -75,7 +77,7 @@ def series_motif(rng: np.random.Generator, place: int) -> Problem:
     scale, length, pools = ((1, 48, (4, 4, 1)), (5, 60, (5, 4, 1)))[place]
     noise = float(rng.uniform(*((0.4, 0.6), (0.7, 0.85))[place]))
     inputs = partial(needs.motif, length=length, scale=scale, noise=noise)
-    return Problem("conv1d", "motif", (("depthwise", place),), inputs, widths, _series_host(widths, pools))
+    return Problem("conv1d", "motif", (("depthwise", place),), inputs, widths, _conv_host(Conv1dHost, widths, pools))
 
 
 def series_distant(rng: np.random.Generator, place: int) -> Problem:
@@ -84,7 +86,7 @@ def series_distant(rng: np.random.Generator, place: int) -> Problem:
     pools = ((48, 1, 1), (2, 24, 1))[place]
     distractors, noise = int(rng.integers(4, 7)), float(rng.uniform(0.25, 0.35))
     inputs = partial(needs.distant_relation, length=48, distractors=distractors, noise=noise)
-    return Problem("conv1d", "distant", (("attention", place),), inputs, widths, _series_host(widths, pools))
+    return Problem("conv1d", "distant", (("attention", place),), inputs, widths, _conv_host(Conv1dHost, widths, pools))
 
 
 def series_channel(rng: np.random.Generator, place: int) -> Problem:
@@ -92,14 +94,16 @@ def series_channel(rng: np.random.Generator, place: int) -> Problem:
     widths = _widths(rng, int(rng.integers(6, 8)), place, (16, 20))
     gain, offset = float(rng.uniform(0.6, 0.8)), float(rng.uniform(1.6, 2.2))
     inputs = partial(needs.distribution, length=48, gain_spread=gain, offset_spread=offset, noise=0.1)
-    return Problem("conv1d", "channel", (("pointwise", place),), inputs, widths, _series_host(widths, (4, 4, 1)))
+    return Problem(
+        "conv1d", "channel", (("pointwise", place),), inputs, widths, _conv_host(Conv1dHost, widths, (4, 4, 1))
+    )
 
 
 def series_scale(rng: np.random.Generator, place: int) -> Problem:
     """Whether two marks agree changes the example's own mean and spread, and nothing else."""
     widths = _widths(rng, 10, place, (16, 20))
     inputs = partial(needs.agreement, length=48, noise=float(rng.uniform(0.35, 0.5)))
-    return Problem("conv1d", "scale", (("norm", place),), inputs, widths, _series_host(widths, (2, 1, 1)))
+    return Problem("conv1d", "scale", (("norm", place),), inputs, widths, _conv_host(Conv1dHost, widths, (2, 1, 1)))
 
 
 def series_composition(rng: np.random.Generator, place: int) -> Problem:
@@ -107,29 +111,17 @@ def series_composition(rng: np.random.Generator, place: int) -> Problem:
     widths = (8, int(rng.integers(8, 11)), int(rng.integers(16, 21)))
     inputs = partial(needs.motif_order, length=50, distance=10, noise=float(rng.uniform(0.25, 0.4)))
     answer = (("depthwise", place), ("depthwise", place + 1))
-    return Problem("conv1d", "composition", answer, inputs, widths, _series_host(widths, (5, 2, 1)))
+    return Problem("conv1d", "composition", answer, inputs, widths, _conv_host(Conv1dHost, widths, (5, 2, 1)))
 
 
 def series_nothing(rng: np.random.Generator, place: int) -> Problem:
     """As `series_scale`, but the host has a stage after the mean over all positions, which can compare by itself."""
     widths = _widths(rng, int(rng.integers(8, 11)), place, (16, 20))
     inputs = partial(needs.agreement, length=48, noise=float(rng.uniform(0.25, 0.35)))
-    return Problem("conv1d", "nothing", (), inputs, widths, _series_host(widths, (4, 12, 1)))
+    return Problem("conv1d", "nothing", (), inputs, widths, _conv_host(Conv1dHost, widths, (4, 12, 1)))
 
 
 # -- images, for convolutional hosts -----------------------------------------------------------------------------------
-
-
-def _image_host(widths: Sequence[int], pools: Sequence[int], first_kernel: int = 1) -> Callable[[], nn.Module]:
-    return partial(
-        Conv2dHost,
-        in_channels=2,
-        widths=list(widths),
-        kernels=[first_kernel, 1, 1],
-        classes=CLASSES,
-        pools=list(pools),
-        pooling="average",
-    )
 
 
 def image_motif(rng: np.random.Generator, place: int) -> Problem:
@@ -139,7 +131,7 @@ def image_motif(rng: np.random.Generator, place: int) -> Problem:
     inputs = partial(
         needs.image_motif, size=size, scale=scale, noise=float(rng.uniform(*((0.3, 0.5), (0.7, 0.9))[place]))
     )
-    return Problem("conv2d", "motif", (("depthwise", place),), inputs, widths, _image_host(widths, pools))
+    return Problem("conv2d", "motif", (("depthwise", place),), inputs, widths, _conv_host(Conv2dHost, widths, pools))
 
 
 def image_channel(rng: np.random.Generator, place: int) -> Problem:
@@ -147,14 +139,16 @@ def image_channel(rng: np.random.Generator, place: int) -> Problem:
     widths = _widths(rng, int(rng.integers(6, 8)), place, (16, 20))
     gain, offset = float(rng.uniform(0.6, 0.8)), float(rng.uniform(1.6, 2.2))
     inputs = partial(needs.image_distribution, size=8, gain_spread=gain, offset_spread=offset, noise=0.1)
-    return Problem("conv2d", "channel", (("pointwise", place),), inputs, widths, _image_host(widths, (4, 2, 1)))
+    return Problem(
+        "conv2d", "channel", (("pointwise", place),), inputs, widths, _conv_host(Conv2dHost, widths, (4, 2, 1))
+    )
 
 
 def image_nothing(rng: np.random.Generator, place: int) -> Problem:
     """The fine motif, for a host whose first stage sees neighbours."""
     widths = _widths(rng, int(rng.integers(12, 15)), place, (16, 20))
     inputs = partial(needs.image_motif, size=12, scale=1, noise=float(rng.uniform(0.2, 0.3)))
-    return Problem("conv2d", "nothing", (), inputs, widths, _image_host(widths, (4, 3, 1), first_kernel=3))
+    return Problem("conv2d", "nothing", (), inputs, widths, _conv_host(Conv2dHost, widths, (4, 3, 1), first_kernel=3))
 
 
 # -- vectors and sequences ---------------------------------------------------------------------------------------------

@@ -1,0 +1,58 @@
+"""What every round of the recipe does: play many episodes in processes, and keep them with those of earlier rounds."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+
+from esper.offline.episodes import Episodes, growth_schema, join
+from esper.offline.recording import append, read
+from esper.training.workers import in_processes
+
+_Job = TypeVar("_Job")
+
+EPISODES_AT_ONCE = 32
+
+
+def round_options(description: str) -> argparse.ArgumentParser:
+    """The options that all rounds have."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--policy", required=True)
+    parser.add_argument("--family", default="mixed")
+    parser.add_argument("--first", type=int, default=0, help="leave out so many problems: those of earlier rounds")
+    parser.add_argument("--also", type=Path, nargs="*", default=[], help="recordings of earlier rounds")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True)
+    return parser
+
+
+def chosen_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    chosen = parser.parse_args(arguments)
+    if chosen.out.exists():
+        parser.error(f"{chosen.out} exists: name another --out, or everything would be in it twice")
+    torch.set_num_threads(1)
+    return chosen
+
+
+def play_all(play: Callable[[_Job], Episodes], jobs: Sequence[_Job], workers: int) -> Episodes:
+    started, played = time.perf_counter(), []
+    for count, (_, episodes) in enumerate(in_processes(play, jobs, workers), 1):
+        played.append(episodes)
+        if count % EPISODES_AT_ONCE == 0 or count == len(jobs):
+            played = [join(played)]  # tensors of another process each hold a file open until they are copied
+            print(f"{count} of {len(jobs)} episodes, {time.perf_counter() - started:.0f} s", flush=True)
+    return played[0]
+
+
+def keep(script: str, chosen: argparse.Namespace, episodes: Episodes) -> None:
+    """Write what earlier rounds have kept, and this one."""
+    command = f"python benchmarks/recipe/{script} --policy {chosen.policy}"
+    provenance = {"command": command, "task": chosen.family}
+    for folder in chosen.also:
+        append(chosen.out, read(folder, growth_schema()).episodes, growth_schema(), {**provenance, "from": str(folder)})
+    append(chosen.out, episodes, growth_schema(), provenance)
