@@ -1,4 +1,7 @@
-"""Task families: numbered problems that are the same every time, disjoint from the held-out ones, and as promised."""
+"""Task families: numbered problems that are the same every time, disjoint from the held-out ones, and as promised.
+
+Covers: R149 (hosts for seeds to grow in)
+"""
 
 import time
 from functools import partial
@@ -42,7 +45,7 @@ def same(a: Draw, b: Draw) -> bool:
 # -- every family ------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["mixed", "natural", "mnist1d", "digits", "stories"])
+@pytest.mark.parametrize("name", ["mixed", "disguised", "varied", "natural", "mnist1d", "digits", "stories"])
 def test_a_number_is_always_the_same_problem_and_no_global_random_number_is_drawn(name):
     state, numpy_state = torch.random.get_rng_state(), np.random.get_state()[1].copy()
     family = get_family(name)
@@ -57,14 +60,14 @@ def test_a_number_is_always_the_same_problem_and_no_global_random_number_is_draw
         family.draw(-1)
 
 
-@pytest.mark.parametrize("name", ["mixed", "natural", "mnist1d"])
+@pytest.mark.parametrize("name", ["mixed", "disguised", "varied", "natural", "mnist1d"])
 def test_held_out_draws_never_coincide_with_training_draws(name):
     family = get_family(name)
     trained, held_out = ([family.draw(i, held_out=out) for i in range(6)] for out in (False, True))
     assert not {draw.seed for draw in trained} & {draw.seed for draw in held_out}
     assert all(draw.seed % 2 == 0 for draw in trained)  # so that no later number can coincide, either
     assert all(draw.seed % 2 == 1 for draw in held_out)
-    if name == "mixed":  # the data of natural tasks are few, and are only split anew
+    if name in ("mixed", "disguised", "varied"):  # the data of natural tasks are few, and are only split anew
         seen = set.union(*(rows(draw.task.splits.train.x) for draw in trained))
         assert not seen & set.union(*(rows(draw.task.splits.test.x) for draw in held_out))
 
@@ -72,7 +75,42 @@ def test_held_out_draws_never_coincide_with_training_draws(name):
 def test_an_unknown_family_is_refused_with_the_nearest_name():
     with pytest.raises(ValueError, match="did you mean 'mixed'"):
         get_family("mixd")
-    assert {"mixed", "natural", "mnist1d"} <= set(family_names())
+    with pytest.raises(ValueError, match="did you mean 'disguised'"):
+        get_family("disguise")
+    assert {"mixed", "disguised", "varied", "natural", "mnist1d"} <= set(family_names())
+
+
+def test_every_family_that_is_named_is_one_of_its_name():
+    assert all(get_family(name).name == name for name in family_names())
+
+
+@pytest.mark.parametrize("name", ["mixed", "disguised"])
+def test_a_part_of_a_family_has_the_kinds_that_start_so(name):
+    family = get_family(f"{name}/vector")
+    drawn = [family.draw(number) for number in range(family.round)]
+    assert sorted(draw.facts["kind"] for draw in drawn) == sorted(kind for kind in KINDS if kind.startswith("vector"))
+    assert {draw.task.name for draw in drawn} == {name} == {family.name}
+    with pytest.raises(ValueError, match=f"try {name}/series, {name}/image, {name}/vector, {name}/token"):
+        get_family(f"{name}/letters")
+
+
+@pytest.mark.parametrize("name", ["mixed", "disguised", "varied", "natural"])
+@pytest.mark.parametrize("held_out", [False, True])
+def test_no_problem_is_larger_than_its_family_says(name, held_out):
+    """Rollout buffers have room for that, and no more."""
+    family = get_family(name)
+    drawn = [family.draw(number, held_out=held_out) for number in range(2 * family.round)]
+    assert all(1 <= draw.horizon <= family.horizon for draw in drawn)
+    assert max(len(draw.task.slots) for draw in drawn) == family.slots
+
+
+@pytest.mark.parametrize("name", ["mixed", "disguised", "varied"])
+@pytest.mark.parametrize("held_out", [False, True])
+def test_facts_name_the_layout_that_the_slots_have(name, held_out):
+    family = get_family(name)
+    for number in range(family.round):
+        draw = family.draw(number, held_out=held_out)
+        assert {slot.shape.layout for slot in growing(draw).slots} == {draw.facts["layout"]}, draw.facts
 
 
 def test_any_task_is_a_family_with_its_own_options_and_limits():
@@ -112,6 +150,9 @@ def test_families_take_turns_and_their_draws_stay_what_they_were():
         assert [draw.facts["kind"] for draw in first] == [draw.facts["kind"] for draw in alone]
     with pytest.raises(ValueError, match="unknown task family 'mixd'"):
         get_family("mixd+natural")
+    three = get_family("mixed/vector+disguised/vector+varied")
+    assert (three.slots, three.round) == (4, 15)
+    assert [three.draw(number).task.name for number in (0, 5, 10)] == ["mixed", "disguised", "varied"]
 
 
 # -- mixed -------------------------------------------------------------------------------------------------------------

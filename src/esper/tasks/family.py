@@ -1,8 +1,8 @@
 """Task families: a new problem for every episode, the same one for the same number, and others for evaluation.
 
-`get_family("mixed")` generates problems ("mixed/vector" only those of vectors), `get_family("natural")` varies the
-hosts of built-in tasks ("natural/mnist1d" only of that one), and the name of any task is a family in which only the
-seeds vary. "mixed+natural" takes turns.
+`get_family("mixed")` generates problems ("mixed/vector" only those of vectors), "disguised" hides what gives them away,
+"varied" builds hosts at random, "natural" has some hosts of built-in tasks ("natural/mnist1d" only of that one), and
+the name of any task is a family in which only the seeds vary. "mixed+varied" takes turns.
 """
 
 from __future__ import annotations
@@ -187,7 +187,7 @@ class Together:
 
 
 def family_names() -> tuple[str, ...]:
-    return ("mixed", "natural", *task_names())
+    return ("mixed", "disguised", "varied", "natural", *task_names())
 
 
 def family_of(name: str, *, data_dir: str | Path | None = None, text_file: str | Path | None = None) -> BoundedFamily:
@@ -215,18 +215,21 @@ def get_family(name: str, **options: Any) -> NamedFamily:
     """
     if "+" in name:
         return Together([get_family(part, **options) for part in name.split("+")])
-    if name == "mixed":
-        from esper.tasks.mixed import Mixed  # noqa: PLC0415  (it needs `Draw` from here)
-
-        return Mixed(**options)
-    if name.startswith("mixed/"):
+    base, _, part = name.partition("/")
+    if base in ("mixed", "disguised"):
+        # Late, because they need `Draw` from here.
+        from esper.tasks.disguised import Disguised  # noqa: PLC0415
         from esper.tasks.mixed import KINDS, Mixed  # noqa: PLC0415
 
-        kinds = [kind for kind in KINDS if kind.startswith(name.removeprefix("mixed/"))]
+        kinds = [kind for kind in KINDS if kind.startswith(part)]
         if not kinds:
             firsts = dict.fromkeys(kind.split()[0] for kind in KINDS)
-            raise ValueError(f"no kind of mixed problem starts so: {name!r}; try mixed/{', mixed/'.join(firsts)}")
-        return Mixed(kinds=kinds, **options)
+            raise ValueError(f"no kind of {base} problem starts so: {name!r}; try {base}/{f', {base}/'.join(firsts)}")
+        return {"mixed": Mixed, "disguised": Disguised}[base](**({"kinds": kinds} if part else {}), **options)
+    if name == "varied":
+        from esper.tasks.varied import Varied  # noqa: PLC0415
+
+        return Varied(**options)
     if name == "natural":
         return Natural(**options)
     if name.startswith("natural/"):

@@ -292,14 +292,17 @@ class Mixed:
             if kind not in KINDS:
                 raise ValueError(f"unknown kind of problem {kind!r}; there are {', '.join(KINDS)}")
 
+    def problem(self, kind: str, rng: np.random.Generator) -> Problem:
+        return KINDS[kind](rng)
+
     def draw(self, number: int, *, held_out: bool = False) -> Draw:
         turn, place = divmod(number, len(self.kinds))
         # Every run of draws then holds the kinds in equal shares, which makes comparisons on few draws less noisy.
         order = draw_rng(self.name, turn, held_out, use=1).permutation(len(self.kinds))
         kind = self.kinds[order[place]]
         rng = draw_rng(self.name, number, held_out)
-        problem = KINDS[kind](rng)
-        task = _task(kind, problem, rng)
+        problem = self.problem(kind, rng)
+        task = _task(self.name, kind, problem, rng)
         host = _parameters(problem.host)
         budget, max_seeds = _limits(problem, host, rng)
         facts: dict[str, str | int | float] = {
@@ -315,7 +318,7 @@ class Mixed:
         return Draw(task, draw_seed(rng, held_out), int(rng.integers(18, self.horizon + 1)), budget, max_seeds, facts)
 
 
-def _task(kind: str, problem: Problem, rng: np.random.Generator) -> Task:
+def _task(name: str, kind: str, problem: Problem, rng: np.random.Generator) -> Task:
     train = int(rng.integers(1200, 2001))
     splits = []
     for count in (train, VAL, TEST):
@@ -323,11 +326,11 @@ def _task(kind: str, problem: Problem, rng: np.random.Generator) -> Task:
         inputs = problem.inputs(labels, rng).astype(np.float32)
         splits.append(Split(torch.from_numpy(inputs), torch.from_numpy(labels)))
     return Task(
-        name="mixed",
+        name=name,
         description=f"generated: {kind}",
         splits=Splits(*splits),
         make_host=problem.host,
-        slots=tuple(f"stages.{i}" for i in range(SLOTS)),
+        slots=tuple(f"stages.{i}" for i in range(len(problem.widths))),
         labels=tuple(str(label) for label in range(CLASSES)),
         batch_size=64,
         updates_per_epoch=UPDATES[problem.layout],

@@ -15,6 +15,8 @@ Labels = NDArray[np.int64]
 Inputs = NDArray[np.float64]
 
 CLASSES = 4
+HINTS = 2
+"""Inputs beside those that a need is about; see `with_hints`."""
 
 # The same four levels in four orders: no statistic of single positions tells the classes apart.
 MOTIFS = np.array([[1, -1, 2, -2], [2, 1, -2, -1], [-1, 2, -2, 1], [-2, -1, 1, 2]]) * 1.2
@@ -167,6 +169,19 @@ def token_relation(labels: Labels, rng: np.random.Generator, *, basis: Inputs, t
     tokens[row, early] += 2.0 * (first[:, None] * basis[way] + basis[2])
     tokens[row, late] += 2.0 * (second[:, None] * basis[way] + basis[3])
     return tokens
+
+
+def with_hints(inputs: Inputs, labels: Labels, rng: np.random.Generator, *, share: float, axis: int) -> Inputs:
+    """Two more channels (along `axis`), which tell the class of a share of the examples to any host, and are noise
+    for the others: without them, the accuracy of a host that lacks something would say what it lacks."""
+    easy = rng.random(len(labels)) < share
+    angle = 2 * np.pi * labels / CLASSES
+    hint = easy[:, None] * np.stack([np.cos(angle), np.sin(angle)], 1) + 0.25 * rng.standard_normal((len(labels), 2))
+    shape = [1] * inputs.ndim
+    shape[0], shape[axis] = len(labels), HINTS
+    target = list(inputs.shape)
+    target[axis] = HINTS
+    return np.concatenate([inputs, np.broadcast_to(hint.reshape(shape), target)], axis)
 
 
 def orthogonal_rows(rng: np.random.Generator, rows: int, features: int) -> Inputs:

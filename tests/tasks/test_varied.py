@@ -1,0 +1,117 @@
+"""`varied`: each sort of data in turn, hosts of every build, other data sets for judging than for training.
+
+Covers: R149 (hosts for seeds to grow in)
+"""
+
+import random
+from dataclasses import replace
+
+import pytest
+import torch
+
+from esper.actions import WAIT, Action, Op
+from esper.engine.eager import EagerEngine
+from esper.growth.attach import attach
+from esper.lifecycle import Stage
+from esper.tasks.family import get_family
+from esper.tasks.varied import DATA_SEEDS, FIRST_DATA, PIECES, SORTS, in_pieces, write_language
+from esper.training.growing import task_learner
+
+DRAWS = range(8 * len(SORTS))
+
+
+@pytest.fixture(scope="module")
+def drawn():
+    family = get_family("varied")
+    return {held_out: [family.draw(number, held_out=held_out) for number in DRAWS] for held_out in (False, True)}
+
+
+def test_the_sorts_take_turns():
+    family = get_family("varied")
+    assert family.round == len(SORTS)
+    assert [family.draw(number).facts["kind"] for number in range(2 * family.round)] == [*SORTS, *SORTS]
+
+
+def test_data_sets_to_judge_by_are_others_than_those_to_train_on(drawn):
+    trained, judged = ({draw.facts["data_seed"] for draw in drawn[held_out]} for held_out in (False, True))
+    assert trained == set(range(FIRST_DATA, FIRST_DATA + DATA_SEEDS))
+    assert judged == set(range(FIRST_DATA + DATA_SEEDS, FIRST_DATA + 2 * DATA_SEEDS))
+    for sort in SORTS:
+        one, other = (next(d for d in drawn[held_out] if d.facts["kind"] == sort) for held_out in (False, True))
+        assert not torch.equal(one.task.splits.train.x[:100], other.task.splits.train.x[:100])
+
+
+def test_draws_of_one_data_set_share_it_and_differ_in_their_hosts(drawn):
+    for sort in SORTS:
+        found = [draw for draw in drawn[False] if draw.facts["kind"] == sort]
+        datasets = {draw.facts["data_seed"]: draw.task.splits.train.x for draw in found}
+        assert len(datasets) > 1
+        assert all(torch.equal(draw.task.splits.train.x, datasets[draw.facts["data_seed"]]) for draw in found)
+        described = ("number", "kind", "layout", "data_seed")
+        hosts = {tuple((k, v) for k, v in draw.facts.items() if k not in described) for draw in found}
+        assert len(hosts) > len(found) // 2
+
+
+def test_there_is_room_to_grow_or_little_and_hosts_of_every_depth(drawn):
+    everything = [*drawn[False], *drawn[True]]
+    unlimited = sum(draw.budget is None for draw in everything) / len(everything)
+    assert 0.2 < unlimited < 0.6
+    assert {draw.max_seeds for draw in everything} == {1, 2, 3}
+    assert {len(draw.task.slots) for draw in everything if draw.facts["kind"] != "text"} == {2, 3, 4}
+    assert {len(draw.task.slots) for draw in everything if draw.facts["kind"] == "text"} == {1, 2, 3}
+    for draw in everything:
+        size = sum(parameter.numel() for parameter in draw.task.make_host().parameters())
+        assert 100 <= size <= 20_000
+        assert draw.budget is None or 1.29 * size <= draw.budget <= 5 * size
+
+
+@pytest.mark.parametrize("sort", SORTS)
+@pytest.mark.parametrize("held_out", [False, True])
+def test_every_sort_builds_a_host_that_trains_and_grows_a_seed(sort, held_out, drawn):
+    draw = next(d for d in drawn[held_out] if d.facts["kind"] == sort)
+    task = replace(draw.task, updates_per_epoch=1)
+    learner = task_learner(task, draw.seed, draw.horizon, budget=None, max_seeds=draw.max_seeds)
+    before = {name: value.clone() for name, value in learner.model.state_dict().items()}
+    engine = EagerEngine([learner])
+    slot = learner.model.slots[-1]
+    blueprint = sorted(learner.model.growable(slot))[0]
+    (planted,) = engine.step([Action(Op.GERMINATE, slot.index, blueprint, "linear")])
+    (trained,) = engine.step([WAIT])
+    assert planted.effect.changed
+    assert slot.life.blueprint == blueprint
+    assert slot.life.stage in (Stage.TRAINING, Stage.BLENDING)
+    for record in (planted, trained):
+        assert record.verdict is None
+        assert 0.0 < record.trained.loss < 10.0
+    after = learner.model.state_dict()
+    assert any(not torch.equal(value, after[name]) for name, value in before.items() if value.is_floating_point())
+
+
+@pytest.mark.parametrize("sort", SORTS)
+def test_every_slot_of_a_host_can_be_attached_to(sort, drawn):
+    for draw in drawn[False]:
+        if draw.facts["kind"] == sort:
+            model = attach(draw.task.make_host(), draw.task.slots, draw.task.splits.train.x[:2])
+            assert [slot.path for slot in model.slots] == list(draw.task.slots)  # in the order of the forward pass
+            assert all(model.growable(slot) for slot in model.slots)
+
+
+def test_pieces_are_in_order_and_each_knows_its_place():
+    series = torch.arange(40.0).reshape(1, 1, 40)
+    pieces = in_pieces(series.repeat(2, 1, 1))
+    assert pieces.shape == (2, PIECES, 5)
+    assert pieces[1, :, :-1].flatten().tolist() == list(range(40))
+    assert pieces[0, 0, -1] == -1.0
+    assert pieces[0, -1, -1] == 1.0
+
+
+def test_a_language_is_stable_and_its_lines_keep_to_their_words():
+    state = random.getstate()
+    text = write_language(400, 3)
+    assert random.getstate() == state
+    assert text == write_language(400, 3) != write_language(400, 4)
+    lines = [line.split() for line in text.splitlines()]
+    assert len(lines) == 400
+    assert all(6 <= len(line) <= 10 for line in lines)
+    assert all(len(set(line[::2])) <= 3 for line in lines)  # every other word is what the line is about
+    assert len({word for line in lines for word in line}) > 30
