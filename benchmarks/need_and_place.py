@@ -47,6 +47,7 @@ DOCS = Path(__file__).resolve().parents[1] / "docs"
 # Besides every blueprint at every slot, and at all slots that the limits allow: what a careful person might plant.
 COMBINATIONS = {
     "conv1d": ("depthwise@0+depthwise@1", "depthwise@0+norm@1", "norm@0+depthwise@1", "depthwise@0+attention@1"),
+    "conv2d": ("depthwise@0+depthwise@1", "depthwise@0+norm@1", "norm@0+depthwise@1", "depthwise@0+attention@1"),
     "dense": ("norm@0+mlp_small@1", "mlp_small@0+norm@1"),
     "sequence": ("attention@0+norm@1", "norm@0+attention@1", "attention@0+mlp_small@1"),
 }
@@ -61,6 +62,7 @@ QUICK_KINDS = (
 )
 QUICK = {
     "conv1d": ("norm", "depthwise", "pointwise", "attention"),
+    "conv2d": ("norm", "depthwise", "pointwise"),
     "dense": ("norm", "mlp_small"),
     "sequence": ("norm", "mlp_small", "attention"),
 }

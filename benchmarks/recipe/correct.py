@@ -14,7 +14,8 @@ from dataclasses import dataclass
 
 import torch
 from improve import Sampling
-from rounds import chosen_options, keep, play_all, round_options
+from playing import play_all
+from rounds import chosen_options, keep, round_options
 from teach import Answer, Knowing
 
 from esper.actions import WAIT, Action, Op

@@ -17,7 +17,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
-from rounds import chosen_options, keep, play_all, round_options
+from playing import play_all
+from rounds import chosen_options, keep, round_options
 
 from esper.agent.actor import Actor
 from esper.agent.controller import LearnedController

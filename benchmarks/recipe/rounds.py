@@ -1,22 +1,15 @@
-"""What every round of the recipe does: play many episodes in processes, and keep them with those of earlier rounds."""
+"""What the rounds of the recipe's first half share: options, and keeping episodes with those of earlier rounds."""
 
 from __future__ import annotations
 
 import argparse
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TypeVar
 
 import torch
 
-from esper.offline.episodes import Episodes, growth_schema, join
+from esper.offline.episodes import Episodes, growth_schema
 from esper.offline.recording import append, read
-from esper.training.workers import in_processes
-
-_Job = TypeVar("_Job")
-
-EPISODES_AT_ONCE = 32
 
 
 def round_options(description: str) -> argparse.ArgumentParser:
@@ -37,16 +30,6 @@ def chosen_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | N
         parser.error(f"{chosen.out} exists: name another --out, or everything would be in it twice")
     torch.set_num_threads(1)
     return chosen
-
-
-def play_all(play: Callable[[_Job], Episodes], jobs: Sequence[_Job], workers: int) -> Episodes:
-    started, played = time.perf_counter(), []
-    for count, (_, episodes) in enumerate(in_processes(play, jobs, workers), 1):
-        played.append(episodes)
-        if count % EPISODES_AT_ONCE == 0 or count == len(jobs):
-            played = [join(played)]  # tensors of another process each hold a file open until they are copied
-            print(f"{count} of {len(jobs)} episodes, {time.perf_counter() - started:.0f} s", flush=True)
-    return played[0]
 
 
 def keep(script: str, chosen: argparse.Namespace, episodes: Episodes) -> None:

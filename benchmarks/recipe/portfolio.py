@@ -1,0 +1,158 @@
+"""Many plans on every training problem: what the best of them kept is the answer that a teacher works towards.
+
+    python benchmarks/recipe/portfolio.py --family mixed --problems 240 --workers 2 --out recordings/mixed
+
+Each problem is played without growth, with the seeds that it was made to need (where its family says so), and by some
+fixed schedules of `PLANS`, drawn at random. All plays are kept: they show a policy right and wrong seeds, and
+`teacher.py` says what should have been done about them. Beside the recordings comes `answers.json`: the best seeds per
+problem. The table of schedules is where `choose_schedule.py` begins. Test data play no part.
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import shlex
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from functools import reduce
+from pathlib import Path
+
+import torch
+from playing import play_all
+from teacher import WORTH, Answers, better, ending, write_answers
+
+from esper.offline.episodes import Episodes, growth_schema
+from esper.offline.recorder import Play, play
+from esper.offline.recording import append
+from esper.policy.controller import Controller, NoGrowth
+from esper.policy.schedule import FixedSchedule, Planting
+from esper.tasks.family import get_family
+
+_CONVOLUTIONAL = (
+    "bottleneck@0+depthwise@1",
+    "bottleneck@0+bottleneck@1",
+    "bottleneck@*",
+    "depthwise@*",
+    "depthwise@0+attention@1",
+    "attention@*",
+    "norm@*",
+    "squeeze_excite@*",
+    "pointwise@*",
+    "conv@*",
+)
+PLANS: dict[str, tuple[str, ...]] = {
+    "conv1d": _CONVOLUTIONAL,
+    "conv2d": _CONVOLUTIONAL,
+    "dense": ("mlp_small@*", "mlp@*", "norm@*", "lora@*", "norm@0+mlp_small@1", "mlp_small@0+norm@1"),
+    "sequence": (
+        "attention@*",
+        "mlp_small@*",
+        "mlp@*",
+        "norm@*",
+        "lora@*",
+        "attention@0+mlp_small@1",
+        "mlp_small@0+attention@1",
+    ),
+}
+FIRST_DRAW = 6_000_000
+"""Training draws that no training run with a seed below 6 sees."""
+NONE, MEANT = "none", "meant"
+
+
+def plan(text: str, epoch: int = 1) -> Controller:
+    """`none`, or seeds in the order in which they are planted: `norm@0+mlp_small@*`."""
+    if text == NONE:
+        return NoGrowth()
+    plantings = []
+    for part in text.split("+"):
+        blueprint, slot = part.split("@")
+        plantings.append(Planting(epoch, int(slot) if slot.isdigit() else slot, dict.fromkeys(PLANS, blueprint)))
+    return FixedSchedule(text, plantings)
+
+
+def jobs(family: str, numbers: Sequence[int], others: int) -> list[Play]:
+    found = []
+    for number in numbers:
+        draw = get_family(family).draw(number)
+        found.append(Play(family, NONE, plan(NONE), (number,)))
+        if draw.facts.get("answer", NONE) != NONE:
+            found.append(Play(family, MEANT, plan(str(draw.facts["answer"])), (number,)))
+        if "layout" not in draw.facts:
+            raise SystemExit(f"{family} does not say which layout its hosts have, so no plan fits: try varied")
+        layout = str(draw.facts["layout"])
+        plans = PLANS[layout]
+        for text in random.Random(number).sample(plans, min(others, len(plans))):
+            found.append(Play(family, f"{layout} {text}", plan(text), (number,)))
+    return found
+
+
+def complete(episodes: Episodes, plays: Sequence[Play]) -> Episodes:
+    """The problems of which nothing is missing: the last ones may not have been played by all when time was up."""
+    asked = Counter(number for one in plays for number in one.numbers)
+    played = Counter(episodes.draw.tolist())
+    whole = torch.tensor([number for number in played if played[number] == asked[number]])
+    return episodes.select(torch.isin(episodes.draw, whole).nonzero().flatten())
+
+
+def answers(episodes: Episodes) -> Answers:
+    """Per problem, how the best play ended: without growth if that hardly paid, as was meant if that was as good."""
+    found = {}
+    for number in torch.unique(episodes.draw).tolist():
+        rows = (episodes.draw == number).nonzero().flatten().tolist()
+        plays = {episodes.controllers[int(episodes.controller[row])]: ending(episodes, row) for row in rows}
+        first = plays.pop(NONE)
+        best = reduce(better, plays.values(), plays.pop(MEANT, first))
+        found[int(number)] = best if best.earned >= first.earned + WORTH else first
+    return found
+
+
+def table(episodes: Episodes) -> dict[str, tuple[float, int]]:
+    """Per schedule, the mean gain over no growth and on how many problems."""
+    returns = episodes.returns()
+    none = {
+        int(episodes.draw[row]): float(returns[row])
+        for row in range(len(episodes))
+        if episodes.controllers[int(episodes.controller[row])] == NONE
+    }
+    gains = defaultdict(list)
+    for row in range(len(episodes)):
+        name = episodes.controllers[int(episodes.controller[row])]
+        gains[name].append(float(returns[row]) - none[int(episodes.draw[row])])
+    return {name: (sum(found) / len(found), len(found)) for name, found in sorted(gains.items())}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--family", default="mixed")
+    parser.add_argument("--problems", type=int, default=240)
+    parser.add_argument(
+        "--first", type=int, default=0, help="leave out so many problems: no two families may share numbers"
+    )
+    parser.add_argument("--others", type=int, default=5, help="schedules per problem, beside none and what was meant")
+    parser.add_argument("--seconds", type=float, help="stop after so long, with what was played by then")
+    parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--out", type=Path, required=True)
+    chosen = parser.parse_args(arguments)
+    if chosen.out.exists():
+        parser.error(f"{chosen.out} exists: name another --out, or its answers would be lost")
+    torch.set_num_threads(1)
+    numbers = range(FIRST_DRAW + chosen.first, FIRST_DRAW + chosen.first + chosen.problems)
+    plays = jobs(chosen.family, numbers, chosen.others)
+    played = complete(play_all(play, plays, chosen.workers, chosen.seconds), plays)
+    if not len(played):
+        parser.error("no problem was played by all plans in time: allow more --seconds")
+    command = shlex.join(["python", *sys.argv])
+    append(chosen.out, played, growth_schema(), {"command": command, "task": chosen.family})
+    found = answers(played)
+    write_answers(chosen.out, chosen.family, found)
+    worth = sum(bool(answer.seeds) for answer in found.values())
+    print(f"{played.steps:,} env-steps, {len(found)} problems, {worth} of them worth growing")
+    for name, (gain, count) in sorted(table(played).items(), key=lambda entry: -entry[1][0]):
+        print(f"  {name}: {gain:+.1f} points over none on {count}")
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
