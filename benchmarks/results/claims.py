@@ -13,7 +13,7 @@ from results.wording import in_points, plain, share, share_with_interval
 HARM_LIMIT = -0.5
 """Points of test accuracy: a draw below this was harmed."""
 SHARE_KEPT = 0.7
-"""Of the gain over the fixed schedule, on families that the controller never saw."""
+"""Of the gain over the fixed schedule, on families that the controller was not trained on."""
 BETTER_THAN_RANDOM = 0.75
 """Probability of improvement."""
 SHARE_OF_REGRET = 0.5
@@ -100,8 +100,8 @@ def _harmless(content: Content | None) -> Claim:
 
 
 def _transfer(content: Content | None, mixed: Content | None) -> list[Claim]:
-    kept_text = f"Keeps {share(SHARE_KEPT)} of its gain over the fixed schedule on families that it never saw"
-    worse_text = "Worse than no growth on no family that it never saw (no interval below 0)"
+    kept_text = f"Keeps {share(SHARE_KEPT)} of its gain over the fixed schedule on families that it was not trained on"
+    worse_text = "Worse than no growth on no family that it was not trained on (no interval below 0)"
     if content is None or mixed is None:
         return [Claim(kept_text, None), Claim(worse_text, None)]
     families = content["families"]

@@ -1,7 +1,7 @@
 """Problems that exist only to judge controllers: other random seeds, deeper hosts with more slots, real images.
 
-A controller that was trained on `mixed` has met hosts of three slots, three layouts and a limit of seeds; nothing here
-is drawn when controllers are trained or tuned.
+Nothing here is drawn when controllers are trained, tuned or chosen; some of it has relatives that are
+(docs/results.md).
 """
 
 from __future__ import annotations

@@ -142,6 +142,14 @@ def test_the_page_is_written_from_the_files(tmp_path: Path) -> None:
     assert "nan" not in text.lower().split()
 
 
+def test_the_page_is_about_one_policy(tmp_path: Path) -> None:
+    provenance = tmp_path / "small.json"
+    provenance.write_text(json.dumps({"sha256": "ours"}))
+    write(tmp_path / "harm.json", made_up.harm() | {"learned_sha256": "another"})
+    with pytest.raises(SystemExit, match=r"harm.json is about another policy \(another…\) than ships"):
+        render(tmp_path, tmp_path, provenance)
+
+
 def test_a_page_without_results_says_what_to_run(tmp_path: Path) -> None:
     text = render(tmp_path / "none", tmp_path, tmp_path / "none.json").read_text("utf-8")
     for part in ("mixed", "harm", "transfer", "cifar"):

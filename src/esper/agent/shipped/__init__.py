@@ -12,9 +12,9 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
-DEFAULT_CONTROLLER = "heuristic"
-"""Who decides in `esper grow` and `esper.grow` where nobody is named. The only place that says so. Not the learned one
-yet: it wins on problems like those that it learnt from and is too careful on others (docs/results.md)."""
+DEFAULT_CONTROLLER = "small"
+"""Who decides in `esper grow` and `esper.grow` where nobody is named. The only place that says so; docs/results.md has
+the reasons."""
 
 FOLDER = Path(__file__).parent
 
