@@ -1,9 +1,10 @@
 """CUDA graphs against the eager loop, in one run; whole environments; and a long run that must not grow in memory.
 
-    python benchmarks/engine.py [--json FILE] [--device cuda] [--soak 20000]
+    python benchmarks/engine.py [--json FILE] [--device cuda] [--soak 20000] [--parts steps,images]
 
-On a GPU: images a second of bare hosts, environment-steps a second with a live seed in every network. On a CPU: the
-environment-steps of two kinds of hosts, and the share of the time that is not spent in torch's operators.
+On a GPU: environment-steps a second with a live seed in every network, images a second of bare hosts. On a CPU: the
+environment-steps of two kinds of hosts, and the share of the time that is not spent in torch's operators; it has no
+--parts. The file is written after each result, so that an interruption loses one at most.
 """
 
 from __future__ import annotations
@@ -11,21 +12,22 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
-
-os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # before CUDA starts: more queues for the streams
+from functools import partial
 
 import torch
 
 from esper.engine.precision import Precision
+from esper.engine.quiet import quiet_collector
 from esper.training.speed import UNIT, Images, Steps, Work, measure_images, measure_steps, share_outside_torch
 
 LARGE, LARGE_BATCH = Work(channels=(32, 64, 128)), Work(channels=(32, 64, 128), batch=512)
 TINY = Work(channels=(8, 16, 16), size=8, batch=64, updates=8)
 WAYS = ((Precision.FP32, False), (Precision.TF32, False), (Precision.BF16, False), (Precision.BF16, True))
 """Of replaying graphs: precision, and whether regions are compiled."""
+FASTEST = (Precision.BF16, True)
+PARTS = ("steps", "images")
 
 
 def show(result: Images | Steps, base: float | None = None) -> None:
@@ -36,39 +38,41 @@ def show(result: Images | Steps, base: float | None = None) -> None:
     print(f"{count:4d} × {result.work:44s} {result.engine:17s} {result.precision:5s} {speed}{ratio}{more}", flush=True)
 
 
-def images(device: torch.device) -> list[Images]:
-    found = []
+def images(device: torch.device) -> Iterator[Images]:
     for work, hosts in ((LARGE, 64), (LARGE_BATCH, 16), (TINY, 64)):
         base = measure_images(work, hosts, device, graphs=False, epochs=5)
         show(base)
-        found.append(base)
+        yield base
         for precision, compiled in WAYS:
-            found.append(measure_images(work, hosts, device, graphs=True, precision=precision, compiled=compiled))
-            show(found[-1], base.per_second)
-    return found
+            result = measure_images(work, hosts, device, graphs=True, precision=precision, compiled=compiled)
+            show(result, base.per_second)
+            yield result
 
 
-def steps(device: torch.device) -> list[Steps]:
+def steps(device: torch.device, soak: int) -> Iterator[Steps]:
+    """The fastest way first, so long that memory would show if it grew; then the others."""
     base = measure_steps(UNIT, 4, device, graphs=False, episodes=1)
     show(base)
-    found = [base]
-    for envs in (16, 64):
-        for precision, compiled in WAYS:
-            found.append(measure_steps(UNIT, envs, device, graphs=True, precision=precision, compiled=compiled))
-            show(found[-1], base.per_second)
-    return found
+    yield base
+    for precision, compiled in (FASTEST, (Precision.BF16, False), (Precision.FP32, False)):
+        for envs in (64, 16):
+            long = envs == 64 and (precision, compiled) == FASTEST
+            episodes = math.ceil(soak / (64 * 20)) if long else 3
+            result = measure_steps(
+                UNIT, envs, device, graphs=True, precision=precision, compiled=compiled, episodes=episodes
+            )
+            show(result, base.per_second)
+            if long:
+                show_memory(result, episodes)
+            yield result
 
 
-def soak(device: torch.device, count: int) -> Steps:
-    """So many environment-steps on end."""
-    episodes = math.ceil(count / (64 * 20))
-    result = measure_steps(UNIT, 64, device, graphs=True, precision=Precision.BF16, episodes=episodes)
-    show(result)
+def show_memory(result: Steps, episodes: int) -> None:
     print(
-        f"     {episodes * 64 * 20:,} environment-steps: allocated {result.allocated_mb:,.0f} MB "
-        f"({result.growth_mb:+.1f} MB since the start), reserved {result.reserved_mb:,.0f} MB"
+        f"     {episodes * 64 * 20:,} environment-steps on end: allocated {result.allocated_mb:,.0f} MB "
+        f"({result.growth_mb:+.1f} MB since the start), reserved {result.reserved_mb:,.0f} MB",
+        flush=True,
     )
-    return result
 
 
 def on_cpu() -> list[dict[str, object]]:
@@ -85,20 +89,38 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--json")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--soak", type=int, default=20_000)
+    parser.add_argument("--parts", help="on a GPU: steps, images, or both with a comma between them (the default)")
     chosen = parser.parse_args(arguments)
     device = torch.device(chosen.device, 0) if chosen.device == "cuda" else torch.device(chosen.device)
+    parts = PARTS if chosen.parts is None else chosen.parts.split(",")
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"--parts: no {', '.join(sorted(unknown))}; there are {', '.join(PARTS)}")
+    if chosen.parts is not None and device.type != "cuda":
+        parser.error(f"--parts is for a GPU, and the device is {device}")
     report: dict[str, object] = {"torch": torch.__version__}
     if device.type == "cuda":
         report["device"] = torch.cuda.get_device_name(device)
-        report["images"] = [asdict(one) for one in images(device)]
-        report["steps"] = [asdict(one) for one in steps(device)]
-        report["soak"] = asdict(soak(device, chosen.soak))
+        measures: dict[str, Callable[[], Iterator[Steps | Images]]] = {
+            "steps": partial(steps, device, chosen.soak),
+            "images": partial(images, device),
+        }
+        with quiet_collector(device):
+            for name in parts:
+                found: list[dict[str, object]] = []
+                report[name] = found
+                for one in measures[name]():
+                    found.append(asdict(one))
+                    save(report, chosen.json)
     else:
         report["cpu"] = on_cpu()
-    if chosen.json:
-        with open(chosen.json, "w") as file:
-            json.dump(report, file, indent=1)
+        save(report, chosen.json)
     return 0
+
+
+def save(report: dict[str, object], path: str | None) -> None:
+    if path is not None:
+        with open(path, "w") as file:
+            json.dump(report, file, indent=1)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from esper.engine.fingerprint import module_fingerprint, value_fingerprint
 from esper.engine.graphs import GraphCache, GraphEngine
 from esper.engine.learner import Learner
 from esper.engine.optimizer import GrowingOptimizer
-from esper.engine.static import why_not_static
+from esper.engine.static import own_tensors, why_not_static
 from esper.growth.attach import attach
 from esper.growth.blueprints import fitting
 from esper.tasks.feed import LoaderFeed, TensorFeed
@@ -213,7 +213,7 @@ def from_a_loader(make: Make, seed: int) -> Learner:
 
 def test_python_prepares_one_part_while_the_device_works_on_another(monkeypatch: pytest.MonkeyPatch) -> None:
     """Five learners in parts of two; one is not replayed, and one is not active. Records come in the old order."""
-    monkeypatch.setattr("esper.engine.graphs.PARTS", 3)
+    monkeypatch.setattr("esper.engine.graphs.PARTS", (1, 1, 1))
     make, script, active = maker(BUILT_IN["mlp"], "cpu"), life("mlp", "mlp"), [True, True, False, True, True]
 
     def learners() -> list[Learner]:
@@ -239,6 +239,30 @@ def test_python_prepares_one_part_while_the_device_works_on_another(monkeypatch:
         *(("begin", 3), ("begin", 4), ("run", 3), ("run", 4)),
         *(("end", 0), ("end", 1), ("end", 3), ("end", 4)),
     ]
+
+
+def test_neighbours_have_lanes_of_their_own_whatever_grows() -> None:
+    """They are launched together: on one lane they would wait for each other. A new episode finds the same places."""
+    make, cache = maker(BUILT_IN["mlp"], "cpu"), GraphCache(lanes=3)
+    for _ in range(2):
+        learners = [make(seed) for seed in range(6)]
+        engine = GraphEngine(learners, [None] * 6, cache=cache)
+        lanes = cache.of(torch.device("cpu"))
+        for action in (WAIT, germinate(0, "mlp"), WAIT, WAIT, WAIT):
+            engine.step([action, WAIT] * 3)
+            at = [lanes.lanes.index(lanes.epoch_of(learner).lane) for learner in learners]
+            assert at == [0, 1, 2, 0, 1, 2]
+        captures = cache.captures
+        cache.release()
+    assert cache.captures == captures
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_tensors_found_in_one_pass_are_those_that_torch_finds(name: str) -> None:
+    model = WORLDS[name].grown()
+    parameters, buffers = own_tensors(model)
+    assert [id(p) for p in parameters] == [id(p) for p in model.parameters()]  # tied ones once, in the same order
+    assert [id(b) for b in buffers] == [id(b) for b in model.buffers()]
 
 
 def test_learners_that_cannot_be_replayed_run_eagerly_and_the_reason_is_kept() -> None:
@@ -305,7 +329,7 @@ def test_a_full_device_says_how_many_networks_fit(monkeypatch: pytest.MonkeyPatc
     class Card:
         total_memory = 100 * 2**30
 
-    monkeypatch.setattr("esper.engine.graphs.PARTS", 1)  # so that all four hold memory when it is full
+    monkeypatch.setattr("esper.engine.graphs.PARTS", (1,))  # so that all four hold memory when it is full
     monkeypatch.setattr("esper.engine.captured.CapturedEpoch.run", full)
     monkeypatch.setattr(torch.cuda, "memory_allocated", lambda: 90 * 2**30)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda: Card)

@@ -6,6 +6,7 @@ Covers: R016, R031, R071, R109, R115, R138, R146, R149, R157
 from __future__ import annotations
 
 import random
+import weakref
 from collections.abc import Callable, Sequence
 
 import pytest
@@ -20,7 +21,7 @@ from esper.env.situation import Situation
 from esper.growth.blueprints import blueprint_names
 from esper.lifecycle import Rules, Stage
 from esper.policy.controller import RandomLegal
-from esper.tasks.family import TaskFamily
+from esper.tasks.family import Draw, TaskFamily
 
 FAMILY = TaskFamily("digits", horizon=8)
 QUICK = Rules(training_epochs=1, blending_epochs=1, prune_age=1, ramp_out_epochs=1, embargo_epochs=1)
@@ -91,6 +92,24 @@ def test_fixed_addresses_change_no_number() -> None:
             torch.testing.assert_close(b.observation.slots, a.observation.slots, rtol=1e-4, atol=1e-4)
     assert fixed.captures > 0
     assert eager.captures == 0
+
+
+def test_at_a_reset_the_old_networks_are_gone_before_new_ones_are_made() -> None:
+    """On a GPU both together might not fit."""
+    alive: list[int] = []
+
+    class Watched(TaskFamily):
+        def draw(self, number: int, *, held_out: bool = False) -> Draw:
+            alive.append(sum(old() is not None for old in watched))
+            return super().draw(number, held_out=held_out)
+
+    watched: list[weakref.ref[Learner]] = []
+    env = GrowthEnv(Watched("digits", horizon=3), 2, rules=QUICK, graphs=True)
+    play(env, at_random(3), [7, 8])
+    watched = [weakref.ref(learner) for learner in env.learners]
+    env.reset([9, 10])
+    assert len(alive) == 4
+    assert alive[2:] == [0, 0]
 
 
 def test_observations_are_bounded_and_masks_are_exactly_what_is_possible() -> None:

@@ -31,7 +31,7 @@ from esper.env.reward import RewardConfig
 from esper.telemetry.recorder import StoreRecorder
 from esper.telemetry.store import STORE_NAME, RunStore
 from esper.training.catalogue import make_controller
-from esper.training.fleet import dice_for
+from esper.training.fleet import Fleet, dice_for
 from esper.training.growing import grow_task
 from esper.training.loop import Trainer
 from esper.training.run_folder import RunFolder, RunFolderError
@@ -87,6 +87,18 @@ def test_worker_processes_change_nothing(uninterrupted: Path) -> None:
         assert same(weights(trainer), saved_weights(uninterrupted))
     finally:
         trainer.close()
+
+
+def test_on_a_gpu_one_process_plays_all_environments(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Others would only wait: whatever number of workers is asked for, none is started, and a line says so."""
+    monkeypatch.setattr("esper.training.fleet.start_workers", lambda functions: pytest.fail("a worker was started"))
+    family = TINY.family()
+    Fleet(family, 4, reward=TINY.reward, slots=family.slots, device="cuda", workers=4).close()
+    assert caplog.messages == ["on a GPU one process plays all environments: of 4 workers, none is started"]
+    Fleet(family, 4, reward=TINY.reward, slots=family.slots, device="cuda").close()
+    assert len(caplog.messages) == 1
 
 
 def test_many_environments_are_many_single_ones() -> None:

@@ -40,7 +40,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0 if words else 2
-    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "32")  # before CUDA starts: more queues for the graph engine
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         print(f"esper: unknown command {name!r}; the commands are {', '.join(COMMANDS)}", file=sys.stderr)

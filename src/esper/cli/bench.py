@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -24,6 +25,8 @@ class Bench:
     """How many networks at a time: numbers with commas between them."""
     precision: Literal["fp32", "tf32", "bf16"] = "fp32"
     """How precisely a GPU calculates."""
+    compiled: bool = False
+    """Compile what CUDA graphs replay with torch.compile: about a minute more to warm up, and faster after it."""
     epochs: int = 12
     """Length of an episode; three are measured."""
     json: bool = False
@@ -33,6 +36,7 @@ class Bench:
         import torch
 
         from esper.engine.precision import Precision
+        from esper.engine.quiet import quiet_collector
         from esper.training.growing import pick_device
         from esper.training.speed import UNIT, measure_steps
 
@@ -40,13 +44,22 @@ class Bench:
         if self.epochs < 1:
             raise ValueError(f"--epochs must be at least 1, not {self.epochs}")
         device = pick_device(self.device)
+        if self.compiled and device.type != "cuda":
+            raise ValueError(f"--compiled is for CUDA graphs, and {device} has none: leave it out, or name a GPU")
         if device.type == "cpu":
             torch.set_num_threads(1)  # what a worker process has
         results = []
-        for graphs in (False, True) if device.type == "cuda" else (False,):
-            for envs in sizes:
+        ways = (False, True) if device.type == "cuda" else (False,)
+        with quiet_collector(device):
+            for graphs, envs in product(ways, sizes):
                 one = measure_steps(
-                    UNIT, envs, device, graphs=graphs, precision=Precision(self.precision), horizon=self.epochs
+                    UNIT,
+                    envs,
+                    device,
+                    graphs=graphs,
+                    precision=Precision(self.precision),
+                    compiled=graphs and self.compiled,
+                    horizon=self.epochs,
                 )
                 results.append(one)
                 if not self.json:
@@ -71,11 +84,11 @@ def _say(result: Steps, base: Steps, *, first: bool) -> None:
     if first:
         print(f"{result.work}; 4 updates and one evaluation a step, a live seed in every network\n")
         numbers = f"{'networks':>9s}{'steps/s':>9s}{'spread':>16s}{'with resets':>13s}{'×':>7s}"
-        print(f"{'engine':8s}{numbers}  where the time goes")
+        print(f"{'engine':17s}{numbers}  where the time goes")
     spread = f"{result.slowest:,.1f} … {result.fastest:,.1f}"
     shares = ", ".join(f"{name} {share:.0%}" for name, share in result.shares.items())
     print(
-        f"{result.engine:8s}{result.envs:9d}{result.per_second:9,.1f}{spread:>16s}{result.with_resets:13,.1f}"
+        f"{result.engine:17s}{result.envs:9d}{result.per_second:9,.1f}{spread:>16s}{result.with_resets:13,.1f}"
         f"{result.per_second / base.per_second:7.1f}  {shares}",
         flush=True,
     )

@@ -60,7 +60,8 @@ class Train:
     device: str = "auto"
     """cpu, cuda, …; auto is a GPU if there is one."""
     workers: int | None = None
-    """Processes that share the environments; the default is one per CPU core. The results do not change."""
+    """Processes that share the environments; the default is one per CPU core. On a GPU one plays all of them. The
+    results do not change."""
     profile: Path | None = None
     """Write torch profiler traces of the first updates to this folder."""
     tensorboard: bool = False
@@ -75,6 +76,7 @@ class Train:
     def run(self) -> int:
         import torch
 
+        from esper.engine.quiet import quiet_collector
         from esper.training.growing import pick_device
         from esper.training.loop import Trainer
 
@@ -84,7 +86,7 @@ class Train:
         workers = pick_workers(self.workers, device.type)
         folder, config = self._begin()
         started = time.perf_counter()
-        with folder.lock():
+        with folder.lock(), quiet_collector(device):
             recorder = self._recorder(folder, config)
             trainer = Trainer(config, folder, recorder, workers=min(workers, config.envs), device=str(device))
             try:

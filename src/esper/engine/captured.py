@@ -197,6 +197,8 @@ class EpochCache:
         self._fingerprints: dict[nn.Module, Hashable] = {}
         """Of hosts and seeds: to find one takes longer than the rest of a change of topology."""
         self._in_use: dict[Learner, CapturedEpoch] = {}
+        self._home: dict[Learner, Lane] = {}
+        """Neighbours are launched together, so they had better not wait for each other on one lane."""
         self._free: dict[Hashable, list[CapturedEpoch]] = {}
         """By signature; those that were used last come last."""
 
@@ -210,7 +212,8 @@ class EpochCache:
         if current is not None and current.signature == key:
             current.bind(learner)  # the same computation, but some tensors are new: a rollback, or another seed
             return current
-        epoch = self._take(key) or self._build(learner, key)
+        home = self._home.setdefault(learner, self.lanes[len(self._home) % len(self.lanes)])
+        epoch = self._take(key, home) or self._build(learner, key, home)
         epoch.bind(learner)
         epoch.lane.busy += 1
         if current is not None:
@@ -247,6 +250,7 @@ class EpochCache:
             epoch.let_go()
             self._put_back(epoch)
         self._in_use.clear()
+        self._home.clear()
         self._fingerprints.clear()
 
     def _fingerprint(self, module: nn.Module) -> Hashable:
@@ -254,20 +258,20 @@ class EpochCache:
             self._fingerprints[module] = module_fingerprint(module)
         return self._fingerprints[module]
 
-    def _take(self, key: Hashable) -> CapturedEpoch | None:
-        """A free one, on the lane with the least to do."""
+    def _take(self, key: Hashable, home: Lane) -> CapturedEpoch | None:
+        """A free one: at home, or else on the lane with the least to do."""
         kept = self._free.pop(key, None)
         if not kept:
             return None
-        best = min(kept, key=lambda epoch: epoch.lane.busy)
+        best = min(kept, key=lambda epoch: (epoch.lane is not home, epoch.lane.busy))
         kept.remove(best)
         if kept:
             self._free[key] = kept
         return best
 
-    def _build(self, learner: Learner, key: Hashable) -> CapturedEpoch:
+    def _build(self, learner: Learner, key: Hashable, home: Lane) -> CapturedEpoch:
         self.captures += 1
-        return CapturedEpoch(learner, min(self.lanes, key=lambda lane: lane.busy), key, self._refused)
+        return CapturedEpoch(learner, home, key, self._refused)
 
     def _put_back(self, epoch: CapturedEpoch) -> None:
         epoch.lane.busy -= 1

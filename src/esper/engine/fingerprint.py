@@ -45,7 +45,7 @@ def module_fingerprint(module: nn.Module) -> Hashable:
 
 
 def value_fingerprint(value: Any) -> Hashable:
-    if isinstance(value, _BY_VALUE):
+    if type(value) in _BY_VALUE or isinstance(value, _BY_VALUE):  # the first is quick, and almost always true
         return (type(value), value)
     if isinstance(value, tuple | list | frozenset | set):
         items = [value_fingerprint(item) for item in value]

@@ -10,7 +10,7 @@ import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import islice
+from itertools import accumulate, islice, pairwise
 from typing import Generic, TypeVar
 
 import torch
@@ -27,8 +27,11 @@ from esper.engine.static import tensor_feed, why_not_static
 LANES = 16
 """Streams per device. More of them share the same few queues of the device."""
 
-PARTS = 4
-"""In how many parts a step is made: the device works on one while Python prepares or reads another."""
+PARTS = (1, 3, 4, 4, 3, 1)
+"""The parts in which a step is made, in sixteenths: the device works on one while Python prepares or reads another.
+
+The first is small, so that the device has work at once, and so is the last: Python is alone with what comes after it.
+"""
 
 _Report = TypeVar("_Report")
 
@@ -117,9 +120,11 @@ class GraphEngine(EagerEngine):
         return [found[learner] for learner in learners]
 
     def _parts(self, learners: Iterable[Learner]) -> Iterator[list[Learner]]:
-        waiting, size = iter(learners), -(-len(self.learners) // PARTS)
-        while part := list(islice(waiting, size)):
-            yield part
+        waiting, count = iter(learners), len(self.learners)
+        ends = [-(-count * sixteenths // sum(PARTS)) for sixteenths in accumulate(PARTS, initial=0)]
+        for first, end in pairwise(ends):
+            if part := list(islice(waiting, end - first)):
+                yield part
 
     def _planned(self, learners: Sequence[Learner]) -> list[CapturedEpoch]:
         """Epochs that have been told which examples to take and how fast to learn."""

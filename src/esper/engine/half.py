@@ -13,7 +13,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-CAST = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear)
+from esper.engine.thin import ThinConv2d
+
+CAST = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, ThinConv2d)
 """Layers that do nothing with their weights but what autocast does in bfloat16. Not their subclasses: who knows."""
 
 

@@ -9,6 +9,7 @@ from esper.engine.measure import Loss
 from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.precision import Precision
 from esper.engine.regions import compile_regions, compiled_loss
+from esper.engine.thin import fill_up_channels
 from esper.growth.attach import attach
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules
@@ -38,6 +39,7 @@ def task_learner(
     train, val = task.splits.train, task.splits.val
     if precision is Precision.BF16 and train.x.is_cuda and train.x.dim() == 4:
         host.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        fill_up_channels(host)
         train, val = Split(channels_last(train.x), train.y), Split(channels_last(val.x), val.y)
     growing = attach(
         host, task.slots, task.splits.train.x[:2], rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed

@@ -7,11 +7,13 @@ depends on nothing outside of it, so N and the neighbours change no number.
 
 from __future__ import annotations
 
+import gc
 import time
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -33,6 +35,11 @@ from esper.env.spaces import ActionMasks, Observation
 from esper.lifecycle import Rules
 from esper.tasks.family import Draw, Family
 from esper.tasks.feed import chunks
+
+VIEWED = 8
+"""Rows that become tensors together: soon after their epoch, while a GPU still works on others."""
+
+_Tensors = TypeVar("_Tensors", Observation, ActionMasks)
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +117,7 @@ class GrowthEnv:
         self.seconds: defaultdict[str, float] = defaultdict(float)
         """Wall time by phase, since construction."""
         self._episodes: list[_Episode] = []
+        self._engine = EagerEngine([])
 
     # -- the process ---------------------------------------------------------------------------------------------------
 
@@ -121,10 +129,13 @@ class GrowthEnv:
         with self._phase("reset"):
             if self._cache is not None:
                 self._cache.release()
+            self._episodes, self._engine = [], EagerEngine([])  # so that old and new networks never share the memory
+            if self._cache is not None:
+                gc.collect()  # here nothing waits for it; in the middle of a step, a GPU would
             places = [self._devices[row % len(self._devices)] for row in range(self.size)]
             self._episodes = [self._begin(*chosen) for chosen in zip(numbers, places, strict=True)]
             self._engine = self._make_engine([episode.learner for episode in self._episodes])
-        return self._view()
+        return self._joined([self._view(self._episodes)])
 
     def step(self, actions: Tensor | Sequence[Action]) -> EnvStep:
         """One epoch for every network whose episode goes on, after its action: a tensor [N, heads] or records."""
@@ -134,15 +145,19 @@ class GrowthEnv:
         active = [not episode.over for episode in self._episodes]
         records = self._engine.stepping([a if on else WAIT for a, on in zip(chosen, active, strict=True)], active)
         infos: list[StepInfo | None] = []
+        views = []
         try:
-            for episode in self._episodes:
-                with self._phase("engine"):
-                    record = next(records)  # a GPU works on the next ones meanwhile
-                infos.append(None if record is None else self._advance(episode, record))
+            for first in range(0, self.size, VIEWED):
+                some = self._episodes[first : first + VIEWED]
+                for episode in some:
+                    with self._phase("engine"):
+                        record = next(records)  # a GPU works on the next ones meanwhile
+                    infos.append(None if record is None else self._advance(episode, record))
+                views.append(self._view(some))
         except Exception:
             self._episodes = []  # some have made the step and some have not: nothing can follow but a reset
             raise
-        observation, masks = self._view()
+        observation, masks = self._joined(views)
         return EnvStep(
             observation,
             masks,
@@ -230,18 +245,28 @@ class GrowthEnv:
         paths, model = tuple(slot.path for slot in after.slots), learner.model
         return StepInfo(record, reward, paths, model.acting_parameters, model.host_parameters)
 
-    def _view(self) -> tuple[Observation, ActionMasks]:
+    def _view(self, some: Sequence[_Episode]) -> tuple[Observation, ActionMasks]:
+        """What some rows show, on the CPU."""
+        width = self.slots or max(len(episode.situation.slots) for episode in self._episodes)
         with self._phase("observe"):
-            observation, masks = encode(
-                self.situations, self.slots, finished=[episode.over for episode in self._episodes]
-            )
-            return observation.to(self.device), masks.to(self.device)
+            return encode([e.situation for e in some], width, finished=[e.over for e in some])
+
+    def _joined(self, views: Sequence[tuple[Observation, ActionMasks]]) -> tuple[Observation, ActionMasks]:
+        with self._phase("observe"):
+            observations, masks = zip(*views, strict=True)
+            return _rows(observations).to(self.device), _rows(masks).to(self.device)
 
     @contextmanager
     def _phase(self, name: str) -> Iterator[None]:
         started = time.perf_counter()
         yield
         self.seconds[name] += time.perf_counter() - started
+
+
+def _rows(parts: Sequence[_Tensors]) -> _Tensors:
+    """Batches of rows as one."""
+    kind = type(parts[0])
+    return kind(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(kind)))
 
 
 def _on_test(episode: _Episode) -> Pending[Evaluation]:

@@ -77,11 +77,16 @@ def plain_model(growing: GrowingModel, *, unfinished: Literal["keep", "drop"] = 
 
 
 def _copy_host(growing: GrowingModel) -> nn.Module:
-    """A deep copy without the hooks of slots and recorder; they are found by whom they belong to."""
+    """A deep copy without the hooks of slots and recorder; they are found by whom they belong to.
+
+    Layers that the engine has given a faster class get the one back that it stands for.
+    """
     ours = (*growing.slots, growing._recorder)
     # Owners that count as copied already are shared: a slot's seed and its buffers must not be copied for a hook.
     host = copy.deepcopy(growing.host, {id(owner): owner for owner in ours})
     for module in host.modules():
+        if (plain := getattr(type(module), "esper_plain_class", None)) is not None:
+            module.__class__ = plain
         for key, hook in list(module._forward_hooks.items()):
             if isinstance(getattr(hook, "__self__", None), Slot | Recorder):
                 del module._forward_hooks[key]

@@ -2,11 +2,13 @@
 
 On a CPU an episode is played by one process from its first step to its last, with a copy of the policy, and the next
 idle worker takes the next episode: nobody waits for the slowest network of a step. An episode depends on its draw, the
-policy and its own dice, so where it is played changes nothing. On a GPU all networks step side by side, as one batch.
+policy and its own dice, so where it is played changes nothing. On a GPU all networks step side by side, as one batch of
+this process: processes take turns on a GPU, and four of them were slower than one (docs/performance.md).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -28,6 +30,8 @@ from esper.tasks.family import BoundedFamily
 from esper.training.workers import Worker, share_out, start_workers
 
 NAME = "policy"
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,10 +127,13 @@ class Fleet:
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, not {workers}")
-        self._together = 1 if torch.device(device).type == "cpu" else size
+        on_cpu = torch.device(device).type == "cpu"
+        self._together = 1 if on_cpu else size
         """Episodes that are played side by side."""
+        if workers > 1 and not on_cpu:
+            log.warning("on a GPU one process plays all environments: of %d workers, none is started", workers)
         player = Player(family, self._together, reward, slots, device)
-        self._local = player if workers == 1 else None
+        self._local = player if workers == 1 or not on_cpu else None
         self._workers: list[Worker] = [] if self._local else start_workers([player] * min(workers, size))
 
     def play(
