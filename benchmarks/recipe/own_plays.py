@@ -18,9 +18,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-import torch
 from improve import jobs
 from playing import play_all
+from rounds import chosen_options
 from teacher import WORTH, Answer, Answers, better, ending, read_answers, write_answers
 
 from esper.offline.episodes import Episodes, growth_schema
@@ -49,14 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, help="stop after so long, with what was played by then")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
-    chosen = parser.parse_args(arguments)
-    if chosen.out.exists():
-        parser.error(f"{chosen.out} exists: name another --out, or its answers would be lost")
+    chosen = chosen_options(parser, arguments)
     for folder in chosen.known:
         family = json.loads((folder / "answers.json").read_text("utf-8"))["family"]
         if family != chosen.family:
             parser.error(f"{folder} has answers for {family}, not for {chosen.family}")
-    torch.set_num_threads(1)
     known = read_answers(chosen.known)
     numbers = sorted(known)[chosen.first : chosen.first + chosen.problems]
     plays = jobs(policy_file(chosen.policy), chosen.family, numbers, chosen.siblings, chosen.noise)

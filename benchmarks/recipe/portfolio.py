@@ -5,7 +5,7 @@
 Each problem is played without growth, with the seeds that it was made to need (where its family says so), and by some
 fixed schedules of `PLANS`, drawn at random. All plays are kept: they show a policy right and wrong seeds, and
 `teacher.py` says what should have been done about them. Beside the recordings comes `answers.json`: the best seeds per
-problem. The table of schedules is where `choose_schedule.py` begins. Test data play no part.
+problem; and it prints what each schedule gained. Test data play no part.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from pathlib import Path
 
 import torch
 from playing import play_all
+from rounds import chosen_options
 from teacher import WORTH, Answers, better, ending, write_answers
 
 from esper.offline.episodes import Episodes, growth_schema
@@ -134,10 +135,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, help="stop after so long, with what was played by then")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
-    chosen = parser.parse_args(arguments)
-    if chosen.out.exists():
-        parser.error(f"{chosen.out} exists: name another --out, or its answers would be lost")
-    torch.set_num_threads(1)
+    chosen = chosen_options(parser, arguments)
     numbers = range(FIRST_DRAW + chosen.first, FIRST_DRAW + chosen.first + chosen.problems)
     plays = jobs(chosen.family, numbers, chosen.others)
     played = complete(play_all(play, plays, chosen.workers, chosen.seconds), plays)

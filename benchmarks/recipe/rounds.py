@@ -1,4 +1,4 @@
-"""What the rounds of the recipe's first half share: options, and keeping episodes with those of earlier rounds."""
+"""What the steps of the recipe share: options, and keeping episodes with those of earlier rounds."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ def round_options(description: str) -> argparse.ArgumentParser:
 
 
 def chosen_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | None) -> argparse.Namespace:
+    """With an --out that is new, and one thread, because the work is done in processes."""
     chosen = parser.parse_args(arguments)
     if chosen.out.exists():
         parser.error(f"{chosen.out} exists: name another --out, or everything would be in it twice")

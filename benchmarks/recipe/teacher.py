@@ -22,6 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import torch
+from rounds import chosen_options
 from torch import Tensor
 
 from esper.actions import BLENDS, HEAD_NAMES, Op
@@ -229,9 +230,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("recordings", type=Path, nargs="+", help="folders of portfolio.py and own_plays.py")
     parser.add_argument("--opening", type=Path, default=Path("docs/results/schedule.toml"))
     parser.add_argument("--out", type=Path, required=True)
-    chosen = parser.parse_args(arguments)
-    if chosen.out.exists():
-        parser.error(f"{chosen.out} exists: name another --out, or everything would be in it twice")
+    chosen = chosen_options(parser, arguments)
     answers = read_answers(chosen.recordings)
     episodes = join([read(folder, growth_schema()).episodes for folder in chosen.recordings])
     opening = parse_schedule(chosen.opening.read_text("utf-8"), str(chosen.opening))

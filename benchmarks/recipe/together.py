@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import torch
+from rounds import chosen_options
 
 from esper.offline.episodes import Episodes, growth_schema, join
 from esper.offline.recording import append, read
@@ -40,9 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("recordings", nargs="+", help="folder:times")
     parser.add_argument("--out", type=Path, required=True)
-    chosen = parser.parse_args(arguments)
-    if chosen.out.exists():
-        parser.error(f"{chosen.out} exists: name another --out, or everything would be in it twice")
+    chosen = chosen_options(parser, arguments)
     named = [name.rpartition(":") for name in chosen.recordings]
     if wrong := [name for name, (folder, _, _) in zip(chosen.recordings, named, strict=True) if not folder]:
         parser.error(f"how often is {wrong[0]} to count? Say {wrong[0]}:1, or another number")

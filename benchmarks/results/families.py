@@ -141,16 +141,11 @@ def _limited(
     least: tuple[str, SlotShape] | None,
 ) -> Draw:
     """As scarce as in `mixed`: room for 0.6 to 4 hosts, at least for the seed `least`; one to three seeds at a time."""
-    host = host_size(task)
+    host = task.host_parameters
     needed = 0 if least is None else parameter_count(least[0], least[1], "gated")
     room = max(needed, int(host * np.exp(rng.uniform(np.log(0.6), np.log(4.0)))))
     most = int(rng.choice([1, 1, 2, 3]))
     return Draw(task, draw_seed(rng, held_out), horizon, host + room, most, facts)
-
-
-def host_size(task: Task) -> int:
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return sum(parameter.numel() for parameter in task.make_host().parameters())
 
 
 def _dashed(numbers: list[int]) -> str:
@@ -194,7 +189,7 @@ class Photographs:
         task = load_task("cifar10", seed=1, data_dir=data_dir, widths=(8, 16, 32), kernels=(kernel,) * 3)
         # On the device once, for all networks together.
         self.task = replace(task, updates_per_epoch=updates).to(torch.device(device))
-        self.budget = round((1.0 + room) * host_size(task)) if room > 0 else None
+        self.budget = round((1.0 + room) * task.host_parameters) if room > 0 else None
 
     def draw(self, number: int, *, held_out: bool = False) -> Draw:
         seed = draw_seed(draw_rng(self.name, number, held_out), held_out)

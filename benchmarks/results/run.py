@@ -3,7 +3,7 @@
     python benchmarks/results/run.py mixed --quick             # the main table on 2 cores in a third of an hour
     python benchmarks/results/run.py mixed                     # 96 draws
     python benchmarks/results/run.py harm                      # 50 draws, 3 seeds each, against no growth
-    python benchmarks/results/run.py transfer                  # families that no controller has met
+    python benchmarks/results/run.py transfer                  # families that none was trained on
     python benchmarks/results/run.py cifar --data-dir ~/data --device cuda
     python benchmarks/results/run.py render                    # docs/results.md and its pictures, from the JSON
 

@@ -14,19 +14,15 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from planned import score
 
-from esper.engine.eager import EagerEngine
-from esper.env.situation import observe
 from esper.growth.attach import attach
-from esper.growth.blueprints import LAYOUTS
 from esper.growth.slot import preserved_rng
-from esper.policy.schedule import FixedSchedule, Planting
 from esper.tasks import needs
 from esper.tasks.disguised import EASY, MORE_STAGES, NARROW, WIDE, Disguised, disguise
 from esper.tasks.family import Draw, get_family
 from esper.tasks.mixed import KINDS, Problem
 from esper.tasks.mixed import SLOTS as STAGES
-from esper.training.growing import settle, task_learner
 
 SLOTS = STAGES + 1
 ONE_ROUND = range(len(KINDS))
@@ -290,20 +286,6 @@ def test_a_draw_is_made_quickly():
 
 
 # -- what growing is worth ---------------------------------------------------------------------------------------------
-
-
-def score(draw: Draw, plan: str) -> float:
-    """Validation accuracy minus rent of a schedule that plants `plan` at epoch 2."""
-    learner = task_learner(draw.task, draw.seed, draw.horizon, budget=draw.budget, max_seeds=draw.max_seeds)
-    plantings = [Planting(2, slot, dict.fromkeys(LAYOUTS, name)) for name, slot in seeds_of(plan or "none")]
-    controller = FixedSchedule(plan, plantings)
-    controller.reset([0])
-    engine, history = EagerEngine([learner]), []
-    for _ in range(draw.horizon):
-        history += engine.step(controller.decide([observe(learner, draw.horizon, history)]))
-    settle(learner)
-    model = learner.model
-    return history[-1].measured.accuracy - 5.0 * (model.parameter_count / model.host_parameters - 1.0)
 
 
 @pytest.mark.parametrize(

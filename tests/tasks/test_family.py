@@ -9,18 +9,14 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from planned import score
 
-from esper.engine.eager import EagerEngine
-from esper.env.situation import observe
 from esper.growth.attach import attach
-from esper.growth.blueprints import LAYOUTS
 from esper.growth.slot import preserved_rng
 from esper.growth.standalone import model_source
-from esper.policy.schedule import FixedSchedule, Planting
 from esper.tasks import needs
 from esper.tasks.family import NATURAL, Draw, family_names, get_family
 from esper.tasks.mixed import KINDS, SLOTS, TokenHost
-from esper.training.growing import settle, task_learner
 
 ONE_ROUND = range(len(KINDS))
 
@@ -308,20 +304,6 @@ def test_board_points_have_the_colour_of_their_label():
     points = needs.board(labels, np.random.default_rng(0), basis=np.eye(2), cells=4, noise=0.0)
     cell = np.floor((points + 1) / 2 * 4).astype(int)
     assert np.array_equal((cell[:, 0] + 2 * cell[:, 1]) % 4, labels)
-
-
-def score(draw: Draw, plan: str) -> float:
-    """Validation accuracy minus rent of a schedule that plants `plan` at epoch 2."""
-    learner = task_learner(draw.task, draw.seed, draw.horizon, budget=draw.budget, max_seeds=draw.max_seeds)
-    parts = [part.split("@") for part in plan.split("+")] if plan else []
-    controller = FixedSchedule(plan, [Planting(2, int(slot), dict.fromkeys(LAYOUTS, name)) for name, slot in parts])
-    controller.reset([0])
-    engine, history = EagerEngine([learner]), []
-    for _ in range(draw.horizon):
-        history += engine.step(controller.decide([observe(learner, draw.horizon, history)]))
-    settle(learner)
-    model = learner.model
-    return history[-1].measured.accuracy - 5.0 * (model.parameter_count / model.host_parameters - 1.0)
 
 
 @pytest.mark.parametrize(

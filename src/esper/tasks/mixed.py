@@ -303,7 +303,7 @@ class Mixed:
         rng = draw_rng(self.name, number, held_out)
         problem = self.problem(kind, rng)
         task = _task(self.name, kind, problem, rng)
-        host = _parameters(problem.host)
+        host = task.host_parameters
         budget, max_seeds = _limits(problem, host, rng)
         facts: dict[str, str | int | float] = {
             "number": number,
@@ -345,8 +345,3 @@ def _limits(problem: Problem, host: int, rng: np.random.Generator) -> tuple[int,
     room = max(needed, int(host * np.exp(rng.uniform(np.log(0.6), np.log(4.0)))))
     most = max(len(problem.answer), int(rng.choice([1, 1, 2, 3])))
     return host + room, most
-
-
-def _parameters(host: Callable[[], nn.Module]) -> int:
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return sum(parameter.numel() for parameter in host().parameters())

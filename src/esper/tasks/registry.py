@@ -64,6 +64,12 @@ class Task:
             shape = tuple(self.splits.train.x.shape[1:])
             raise ValueError(f"task {self.name!r} cannot crop and flip: its inputs {shape} are not images")
 
+    @property
+    def host_parameters(self) -> int:
+        """Of a fresh host. Built without memory, and without touching the random state."""
+        with torch.random.fork_rng(devices=[]), torch.device("meta"):
+            return sum(parameter.numel() for parameter in self.make_host().parameters())
+
     def to(self, device: torch.device | str) -> Task:
         return replace(self, splits=self.splits.to(device))
 

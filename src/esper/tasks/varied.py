@@ -55,16 +55,11 @@ class Varied:
         layout, make = SORTS[sort]
         task, host = make(rng, data_seed)
         facts: dict[str, Fact] = {"number": number, "kind": sort, "layout": layout, "data_seed": data_seed, **host}
-        size = _parameters(task.make_host)
+        size = task.host_parameters
         unlimited = rng.random() < 0.4
         budget = None if unlimited else size + int(size * np.exp(rng.uniform(np.log(0.3), np.log(4.0))))
         most = int(rng.choice([1, 2, 2, 3]))
         return Draw(task, draw_seed(rng, held_out), int(rng.integers(18, self.horizon + 1)), budget, most, facts)
-
-
-def _parameters(make_host: Callable[[], nn.Module]) -> int:
-    with torch.random.fork_rng(devices=[]), torch.device("meta"):
-        return sum(parameter.numel() for parameter in make_host().parameters())
 
 
 # -- hosts -------------------------------------------------------------------------------------------------------------
