@@ -13,6 +13,7 @@ import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import astuple
+from itertools import pairwise
 
 import pytest
 import torch
@@ -22,11 +23,11 @@ from torch.optim.lr_scheduler import OneCycleLR
 from esper.actions import WAIT, Action, Op
 from esper.engine.captured import CapturedEpoch
 from esper.engine.eager import EagerEngine, EpochRecord
-from esper.engine.fingerprint import module_fingerprint, value_fingerprint
+from esper.engine.fingerprint import Once, module_fingerprint, value_fingerprint
 from esper.engine.graphs import GraphCache, GraphEngine
 from esper.engine.learner import Learner
 from esper.engine.optimizer import GrowingOptimizer
-from esper.engine.static import own_tensors, why_not_static
+from esper.engine.static import ALIGNED, own_tensors, side_by_side, why_not_static
 from esper.growth.attach import attach
 from esper.growth.blueprints import fitting
 from esper.tasks.feed import LoaderFeed, TensorFeed
@@ -380,3 +381,34 @@ def test_nothing_in_an_epoch_waits_for_the_device_but_the_reading_of_results() -
         assert len(list(engine.run(learners))) == 4
     finally:
         torch.cuda.set_sync_debug_mode("default")
+
+
+def test_tensors_side_by_side_have_the_layouts_of_others_in_aligned_places() -> None:
+    image = torch.randn(2, 3, 4, 5).contiguous(memory_format=torch.channels_last)
+    like = [image, torch.tensor(7), torch.randn(3), torch.randn(70, 2)]
+    places = side_by_side(like, torch.zeros)
+    for place, one in zip(places, like, strict=True):
+        assert (place.shape, place.stride(), place.dtype) == (one.shape, one.stride(), one.dtype)
+        assert place.storage_offset() % ALIGNED == 0
+        assert not place.any()
+        place.fill_(1)
+    assert [int(place.sum()) for place in places] == [one.numel() for one in like]
+    assert len({place.untyped_storage().data_ptr() for place in places}) == 2  # one for each type of number
+    pieces = sorted((place.storage_offset(), place.numel()) for place in places if place.is_floating_point())
+    assert all(a + size <= b for (a, size), (b, _) in pairwise(pieces))
+
+
+def test_a_fingerprint_is_compared_in_full_only_once_with_its_equal() -> None:
+    class Told:
+        compared = 0
+
+        def __eq__(self, other: object) -> bool:
+            Told.compared += 1
+            return isinstance(other, Told)
+
+        def __hash__(self) -> int:
+            return 1
+
+    one, same, other = Once((Told(), 1)), Once((Told(), 1)), Once((Told(), 2))
+    assert [one == same, one == same, one != other, {one: 5}[same]] == [True, True, True, 5]
+    assert Told.compared == 1

@@ -39,3 +39,22 @@ def test_a_freeze_of_somebody_else_stays_and_a_cpu_needs_none() -> None:
         with quiet_collector(GPU):
             pass
         assert gc.get_freeze_count() > 0
+
+
+def test_a_full_collection_comes_only_when_it_is_asked_for() -> None:
+    usual = gc.get_threshold()
+    full: list[int] = []
+
+    def note(phase: str, info: dict[str, int]) -> None:
+        if phase == "start" and info["generation"] == 2:
+            full.append(1)
+
+    with quiet_collector(GPU):
+        gc.callbacks.append(note)
+        try:
+            kept = [[[i]] for i in range(400_000)]  # so many young objects that there would be several
+        finally:
+            gc.callbacks.remove(note)
+    assert kept
+    assert not full
+    assert gc.get_threshold() == usual

@@ -19,6 +19,7 @@ from esper.engine.graphs import GraphEngine
 from esper.engine.precision import Precision
 from esper.engine.prepare import task_learner
 from esper.engine.regions import Region, compile_regions
+from esper.growth.export import plain_model
 from esper.lifecycle import Rules
 from esper.training.speed import Work, generated_images
 from small_worlds import BUILT_IN, FOREIGN, germinate, learner_for, run_epoch
@@ -56,6 +57,7 @@ def test_compiled_networks_train_as_before_and_seeds_are_compiled_as_they_come(m
         assert seen.measured.loss == pytest.approx(expected.measured.loss, rel=1e-5)
         assert seen.trained.loss == pytest.approx(expected.trained.loss, rel=1e-5)
     assert isinstance(vars(regional.model.seeds["0"])["forward"], Region)
+    assert isinstance(vars(regional.model.host)["pool"], Region)  # between the slots too, but in no module
     for region in regional.model.regions:
         compiled_forward = vars(region).get("forward")
         assert (compiled_forward is None) == (not list(region.children()))  # a single layer has nothing to fuse
@@ -101,3 +103,18 @@ def test_a_region_that_does_not_compile_runs_as_it_is_and_the_log_says_why(
     layered = [region for region in regional.model.regions if list(region.children())]
     assert len(told) == len(layered) > 0  # once each, not at every call
     assert all("runs uncompiled: no compiler on this machine" in message for message in told)
+
+
+def test_an_exported_network_has_nothing_compiled_in_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch, "compile", lambda f, **_: f)
+    learner = learner_for(BUILT_IN["conv1d"])
+    own = learner.model.host.stages[1].forward
+    learner.model.host.stages[1].__dict__["forward"] = own  # somebody's own, which stays
+    compile_regions(learner.model)
+    run_epoch(learner, germinate(0, "conv"))
+    exported = plain_model(learner.model)
+    assert any(isinstance(value, Region) for module in learner.model.modules() for value in vars(module).values())
+    assert not any(isinstance(value, Region) for module in exported.modules() for value in vars(module).values())
+    assert "forward" in vars(exported.stages[1])
+    assert "forward" not in vars(exported.stages[0])
+    assert "pool" not in vars(exported)

@@ -1,4 +1,4 @@
-"""Convolutions over few channels: filled up with zeros in bfloat16, and nothing else changes.
+"""Convolutions of few channels: quick in bfloat16, by kernels of their own or filled up with zeros, and the same else.
 
 Covers: R118
 """
@@ -7,13 +7,16 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.engine.fingerprint import module_fingerprint
 from esper.engine.half import HalfWeights
-from esper.engine.thin import ThinConv2d, fill_up_channels
+from esper.engine.thin import ThinConv2d, quicken
 from esper.growth.attach import attach
 from esper.growth.export import plain_model
+from esper.lifecycle import Contrast
+from small_worlds import EAGER
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
@@ -42,10 +45,10 @@ def passed(host: nn.Sequential, x: Tensor, *, half: bool) -> tuple[Tensor, list[
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("half", [False, True])
-def test_a_filled_up_convolution_gives_the_same_output_and_gradients(device: str, half: bool) -> None:
+def test_a_quickened_convolution_gives_the_same_output_and_gradients(device: str, half: bool) -> None:
     x = torch.randn(5, 3, 9, 9, generator=torch.Generator().manual_seed(1)).to(device)
     plain, filled = picture_host(device), picture_host(device)
-    fill_up_channels(filled)
+    quicken(filled)
     (expected, gradients), (seen, found) = passed(plain, x, half=half), passed(filled, x, half=half)
     near = 0.02 if half else 0.0  # in half precision another kernel adds up in another order
     torch.testing.assert_close(seen, expected, rtol=near, atol=near * float(expected.abs().max()))
@@ -54,31 +57,79 @@ def test_a_filled_up_convolution_gives_the_same_output_and_gradients(device: str
         torch.testing.assert_close(one, other, rtol=near, atol=near * float(other.abs().max()))
 
 
-def test_only_plain_convolutions_of_few_channels_are_changed() -> None:
+def test_only_plain_convolutions_of_few_channels_are_changed(monkeypatch: pytest.MonkeyPatch) -> None:
     class Own(nn.Conv2d):
         pass
 
-    host = nn.Sequential(nn.Conv2d(3, 8, 3), Own(3, 8, 3), nn.Conv2d(8, 8, 3), nn.Conv2d(4, 4, 3, groups=4))
+    monkeypatch.setattr("esper.engine.thin.MOST_CHANNELS", 32)  # as where Triton is
+    small = [nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(32, 16, 3, padding=1)]
+    other = [nn.Conv2d(8, 8, 3), nn.Conv2d(64, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, stride=2)]
+    host = nn.Sequential(nn.Conv2d(3, 8, 3), Own(3, 8, 3), nn.Conv2d(4, 4, 3, groups=4), *small, *other)
     names = list(host.state_dict())
-    fill_up_channels(host)
-    assert [type(part) for part in host] == [ThinConv2d, Own, nn.Conv2d, nn.Conv2d]
+    quicken(host)
+    assert [type(part) for part in host] == [ThinConv2d, Own, nn.Conv2d, *[ThinConv2d] * 2, *[nn.Conv2d] * 3]
     assert list(host.state_dict()) == names
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize(("inputs", "outputs", "size"), [(3, 8, 9), (8, 8, 12), (5, 12, 7), (16, 32, 8), (32, 32, 16)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_the_kernels_for_few_channels_are_as_near_to_the_truth_as_bfloat16_is(
+    inputs: int, outputs: int, size: int, bias: bool
+) -> None:
+    """Output and all gradients against double precision; a third of a percent is half a unit in the last place."""
+    from esper.engine.small_conv import small_conv2d
+
+    def random(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+        made = torch.randn(*shape, device="cuda").to(dtype)
+        return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made
+
+    # A picture comes in single precision, and is cast as it is read.
+    x = random(7, inputs, size, size, dtype=torch.float32 if inputs == 3 else torch.bfloat16)
+    given = [x, random(outputs, inputs, 3, 3), *([random(outputs)] if bias else [])]
+    gradient = random(7, outputs, size, size)
+    found, exact = [], []
+    for results, tensors in ((found, given), (exact, [x.bfloat16().double(), *(t.double() for t in given[1:])])):
+        leaves = [t.detach().requires_grad_() for t in tensors]
+        known = (*leaves, None)[:3]
+        output = small_conv2d(*known) if results is found else F.conv2d(*known, padding=1)
+        results += [output.detach(), *torch.autograd.grad(output, leaves, gradient.to(output.dtype))]
+    for one, other in zip(found, exact, strict=True):
+        assert float((one.double() - other).norm() / other.norm()) < 4e-3
+        assert one.dim() != 4 or one.is_contiguous(memory_format=torch.channels_last)
 
 
 def test_hosts_with_such_convolutions_still_share_captured_epochs() -> None:
     hosts = [picture_host(), picture_host()]
     before = module_fingerprint(hosts[0])
     for host in hosts:
-        fill_up_channels(host)
+        quicken(host)
     assert module_fingerprint(hosts[0]) == module_fingerprint(hosts[1]) != before
 
 
 def test_an_exported_model_has_plain_convolutions_again() -> None:
     x = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(1))
     host = picture_host()
-    fill_up_channels(host)
+    quicken(host)
     growing = attach(host, ["1"], x)
     plain = plain_model(growing)
     assert [type(part) for part in plain] == [nn.Conv2d, nn.ReLU, nn.Conv2d]  # type: ignore[arg-type, attr-defined]
     assert type(host[0]) is ThinConv2d
     assert torch.equal(plain(x), growing(x))
+
+
+def test_so_has_a_seed_that_grew(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.engine.thin.MOST_CHANNELS", 32)
+    x = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(1))
+    growing = attach(picture_host(), ["1"], x, rules=EAGER)
+    growing.on_planting = quicken
+    growing.germinate(growing.slots[0], "conv", "linear", epoch=0)
+    for epoch in range(4):
+        growing.begin_epoch(epoch)
+        growing.slots[0].life.measure(gradient=1.0, shadow_benefit=Contrast(1.0, 1.0, 0.1), contribution=None)
+        growing.end_epoch(epoch)
+    assert growing.joined
+    seed = growing.slots[0].seed
+    assert seed is not None
+    assert any(type(module) is ThinConv2d for module in seed.modules())
+    assert not any(type(module) is ThinConv2d for module in plain_model(growing).modules())

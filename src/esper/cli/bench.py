@@ -46,8 +46,7 @@ class Bench:
         device = pick_device(self.device)
         if self.compiled and device.type != "cuda":
             raise ValueError(f"--compiled is for CUDA graphs, and {device} has none: leave it out, or name a GPU")
-        if device.type == "cpu":
-            torch.set_num_threads(1)  # what a worker process has
+        torch.set_num_threads(1)  # as `esper train` does
         results = []
         ways = (False, True) if device.type == "cuda" else (False,)
         with quiet_collector(device):

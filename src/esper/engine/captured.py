@@ -13,12 +13,21 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from esper.engine.fingerprint import module_fingerprint
+from esper.engine.fingerprint import Once, module_fingerprint
 from esper.engine.governor import pack
 from esper.engine.lanes import Lane, Replay
 from esper.engine.learner import Learner, TrainReport, all_finite
 from esper.engine.measure import Contrasts, Evaluation, measure_batch, measuring
-from esper.engine.static import Storage, ensure_state, is_copied, signature, tensor_feed, topology
+from esper.engine.static import (
+    Storage,
+    ensure_state,
+    is_copied,
+    moving_tensors,
+    own_tensors,
+    signature,
+    tensor_feed,
+    topology,
+)
 from esper.growth.slot import preserved_rng
 from esper.tasks.data import Split
 from esper.tasks.feed import chunks
@@ -32,13 +41,15 @@ BLOCK = 4
 class CapturedEpoch:
     """The graphs of one topology, over tensors of their own; it serves one learner at a time."""
 
-    def __init__(self, learner: Learner, lane: Lane, key: Hashable, refused: Callable[[str], None]) -> None:
+    def __init__(
+        self, learner: Learner, moving: list[Tensor], lane: Lane, key: Once, refused: Callable[[str], None]
+    ) -> None:
         self.lane, self.signature = lane, key
         self._learner: Learner | None = learner
         self.topology: Hashable = None
         self.gave_up = False
         """It cannot be replayed, and the learner had better run eagerly."""
-        self._storage = Storage(learner)
+        self._storage = Storage(moving)
         feed = tensor_feed(learner)
         self._train, self._val = (_own(split) if is_copied(split) else split for split in (feed.train, feed.val))
         self._block = max(b for b in range(1, BLOCK + 1) if feed.updates_per_epoch % b == 0)
@@ -70,11 +81,13 @@ class CapturedEpoch:
         assert self._learner is not None
         return self._learner
 
-    def bind(self, learner: Learner) -> None:
+    def bind(self, learner: Learner, moving: list[Tensor]) -> None:
+        """`moving`: the learner's tensors, in the order of those that this was made for."""
         self._learner = learner
-        self._storage.bind(learner)
-        self._total.zero_()  # an epoch that was interrupted has left them as they were
-        self._position.zero_()
+        self._storage.bind(moving)
+        if len(self.plan) > 1:  # an epoch that was interrupted has left them as they were
+            self._total.zero_()
+            self._position.zero_()
         feed = tensor_feed(learner)
         for own, split in ((self._train, feed.train), (self._val, feed.val)):
             if own.x is not split.x:
@@ -172,7 +185,7 @@ class CapturedEpoch:
         self._refused(reason)
 
     def _why_not(self) -> str:
-        if not self._storage.holds(self.learner):
+        if not self._storage.holds(moving_tensors(self.learner, own_tensors)):
             return "the host puts new tensors in the place of its buffers (write into them instead)"
         if self._drew and self.lane.device.type == "cuda":
             return "the host draws random numbers on the CPU, and a graph would repeat what it did with them"
@@ -194,12 +207,14 @@ class EpochCache:
         """Results take a stream of their own, so that nothing that is launched meanwhile waits for them."""
         self.captures = 0
         """Epochs that had to be built; all others were found here."""
-        self._fingerprints: dict[nn.Module, Hashable] = {}
+        self._fingerprints: dict[nn.Module, Once] = {}
         """Of hosts and seeds: to find one takes longer than the rest of a change of topology."""
+        self._tensors: dict[nn.Module, tuple[list[Tensor], list[Tensor]]] = {}
+        """Parameters and buffers of hosts and seeds, for the same reason."""
         self._in_use: dict[Learner, CapturedEpoch] = {}
         self._home: dict[Learner, Lane] = {}
         """Neighbours are launched together, so they had better not wait for each other on one lane."""
-        self._free: dict[Hashable, list[CapturedEpoch]] = {}
+        self._free: dict[Once, list[CapturedEpoch]] = {}
         """By signature; those that were used last come last."""
 
     def epoch_of(self, learner: Learner) -> CapturedEpoch:
@@ -208,13 +223,14 @@ class EpochCache:
         if current is not None and current.topology == topology(learner):
             return current
         ensure_state(learner.optimizer.optimizer)
-        key = signature(learner, self._fingerprint)
+        key = Once(signature(learner, self._own, self._fingerprint))
+        moving = moving_tensors(learner, self._own)
         if current is not None and current.signature == key:
-            current.bind(learner)  # the same computation, but some tensors are new: a rollback, or another seed
+            current.bind(learner, moving)  # the same computation, but some tensors are new: a rollback, or another seed
             return current
         home = self._home.setdefault(learner, self.lanes[len(self._home) % len(self.lanes)])
-        epoch = self._take(key, home) or self._build(learner, key, home)
-        epoch.bind(learner)
+        epoch = self._take(key, home) or self._build(learner, moving, key, home)
+        epoch.bind(learner, moving)
         epoch.lane.busy += 1
         if current is not None:
             current.moved_on()
@@ -252,13 +268,19 @@ class EpochCache:
         self._in_use.clear()
         self._home.clear()
         self._fingerprints.clear()
+        self._tensors.clear()
 
-    def _fingerprint(self, module: nn.Module) -> Hashable:
+    def _own(self, module: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+        if module not in self._tensors:
+            self._tensors[module] = own_tensors(module)
+        return self._tensors[module]
+
+    def _fingerprint(self, module: nn.Module) -> Once:
         if module not in self._fingerprints:
-            self._fingerprints[module] = module_fingerprint(module)
+            self._fingerprints[module] = Once(module_fingerprint(module))
         return self._fingerprints[module]
 
-    def _take(self, key: Hashable, home: Lane) -> CapturedEpoch | None:
+    def _take(self, key: Once, home: Lane) -> CapturedEpoch | None:
         """A free one: at home, or else on the lane with the least to do."""
         kept = self._free.pop(key, None)
         if not kept:
@@ -269,9 +291,9 @@ class EpochCache:
             self._free[key] = kept
         return best
 
-    def _build(self, learner: Learner, key: Hashable, home: Lane) -> CapturedEpoch:
+    def _build(self, learner: Learner, moving: list[Tensor], key: Once, home: Lane) -> CapturedEpoch:
         self.captures += 1
-        return CapturedEpoch(learner, home, key, self._refused)
+        return CapturedEpoch(learner, moving, home, key, self._refused)
 
     def _put_back(self, epoch: CapturedEpoch) -> None:
         epoch.lane.busy -= 1

@@ -38,6 +38,28 @@ class Same:
         return id(self._object)
 
 
+class Once:
+    """A fingerprint that is hashed once, and compared once with each that equals it: they are long, and asked often."""
+
+    __slots__ = ("_hash", "_value")
+
+    def __init__(self, value: Hashable) -> None:
+        self._value = value
+        self._hash = hash(value)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Once) or self._hash != other._hash:
+            return False
+        if self._value is not other._value:
+            if self._value != other._value:
+                return False
+            other._value = self._value  # the very same from now on
+        return True
+
+    def __hash__(self) -> int:
+        return self._hash
+
+
 def module_fingerprint(module: nn.Module) -> Hashable:
     """Structure, settings, hooks, and the layout of all tensors and which of them are tied; not the numbers in them."""
     known: dict[int, int] = {}
@@ -66,8 +88,7 @@ def layout(tensor: Tensor) -> Hashable:
 def _settings(module: nn.Module) -> tuple[Hashable, ...]:
     """What a module's owner set, and hooks. Hooks that slots put there follow from the slots, and are left out."""
     own = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
-    if isinstance(own.get("forward"), Region):
-        own["forward"] = Region
+    own = {key: Region if isinstance(value, Region) else value for key, value in own.items()}
     before, after = module._forward_pre_hooks, module._forward_hooks
     hooks = [h for d in (before, after, module._backward_pre_hooks, module._backward_hooks) for h in d.values()]
     foreign = [hook for hook in hooks if not isinstance(getattr(hook, "__self__", None), Slot | Recorder)]
@@ -76,7 +97,7 @@ def _settings(module: nn.Module) -> tuple[Hashable, ...]:
 
 def _tensors(module: nn.Module, known: dict[int, int]) -> tuple[Hashable, ...]:
     """Tied tensors have one number: that of their first occurrence."""
-    own = [*module.named_parameters(recurse=False), *module.named_buffers(recurse=False)]
+    own = [(name, t) for held in (module._parameters, module._buffers) for name, t in held.items() if t is not None]
     return tuple((name, known.setdefault(id(t), len(known)), layout(t), _hooked(t)) for name, t in own)
 
 

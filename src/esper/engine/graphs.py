@@ -19,7 +19,7 @@ from torch import Tensor
 from esper.engine.captured import CapturedEpoch, EpochCache
 from esper.engine.eager import EagerEngine
 from esper.engine.governor import Governor
-from esper.engine.lanes import Lane
+from esper.engine.lanes import Lane, mark, returning
 from esper.engine.learner import Learner, TrainReport
 from esper.engine.measure import Evaluation
 from esper.engine.static import tensor_feed, why_not_static
@@ -84,6 +84,8 @@ class GraphEngine(EagerEngine):
     ) -> None:
         super().__init__(learners, governors)
         self.cache = cache or GraphCache()
+        self._caches: dict[Learner, EpochCache] = {}
+        """By learner: to ask a network for its device takes longer than most other things here."""
         self._eager: set[Learner] = set()
         for learner in self.learners:
             if reason := why_not_static(learner):
@@ -130,9 +132,11 @@ class GraphEngine(EagerEngine):
         """Epochs that have been told which examples to take and how fast to learn."""
         epochs = [self._epoch_of(learner) for learner in learners]
         feeds = [tensor_feed(learner) for learner in learners]
+        plans = [feed.plan(feed.updates_per_epoch) for feed in feeds]
         rates = [x.optimizer.plan(feed.updates_per_epoch) for x, feed in zip(learners, feeds, strict=True)]
-        _upload([feed.plan(feed.updates_per_epoch) for feed in feeds], [epoch.plan for epoch in epochs])
-        _upload([torch.tensor(rows, dtype=torch.float64) for rows in rates], [epoch.rates for epoch in epochs])
+        for device in {epoch.lane.device for epoch in epochs}:
+            rows = [i for i, epoch in enumerate(epochs) if epoch.lane.device == device]
+            _upload([plans[i] for i in rows], [rates[i] for i in rows], [epochs[i] for i in rows])
         return epochs
 
     def _launch(
@@ -142,26 +146,33 @@ class GraphEngine(EagerEngine):
         read: Callable[[CapturedEpoch, list[float]], _Report],
     ) -> _Launched[_Report]:
         """Start epochs of one device."""
-        for lane in {epoch.lane for epoch in epochs}:
-            lane.fork()
-        for epoch in epochs:
-            with epoch.lane.running():
+        lanes, cache = {epoch.lane for epoch in epochs}, self.cache.of(epochs[0].lane.device)
+        given = mark(cache.device)
+        for lane in lanes:
+            lane.follow(given)
+        with returning(cache.device):
+            for epoch in epochs:
+                epoch.lane.enter()
                 work(epoch)
-        marks = [lane.mark() for lane in {epoch.lane for epoch in epochs}]
-        return _Launched(epochs, read, marks, self.cache.of(epochs[0].lane.device).way_back)
+        return _Launched(epochs, read, [lane.mark() for lane in lanes], cache.way_back)
 
     def _sorted(self, learners: Sequence[Learner]) -> tuple[list[Learner], list[Learner]]:
         """Those that are replayed, and those that run eagerly."""
-        self._eager |= {x for x in learners if self.cache.of(x.model.device).gave_up(x)}
+        self._eager |= {x for x in learners if self._cache_of(x).gave_up(x)}
         return [x for x in learners if x not in self._eager], [x for x in learners if x in self._eager]
 
     def _epoch_of(self, learner: Learner) -> CapturedEpoch:
-        cache = self.cache.of(learner.model.device)
+        cache = self._cache_of(learner)
         try:
             return cache.epoch_of(learner)
         except torch.cuda.OutOfMemoryError:
             cache.make_room()
             return cache.epoch_of(learner)
+
+    def _cache_of(self, learner: Learner) -> EpochCache:
+        if learner not in self._caches:
+            self._caches[learner] = self.cache.of(learner.model.device)
+        return self._caches[learner]
 
     @contextmanager
     def _told_if_full(self) -> Iterator[None]:
@@ -182,15 +193,16 @@ def _too_many(wanted: int, running: int) -> str:
     )
 
 
-def _upload(parts: Sequence[Tensor], places: Sequence[Tensor]) -> None:
-    """Write each tensor from the CPU into its place, with one transfer per device."""
-    for device in {place.device for place in places}:
-        rows = [i for i, place in enumerate(places) if place.device == device]
-        flat = torch.cat([parts[i].flatten() for i in rows]).to(places[rows[0]].dtype)
-        if device.type == "cuda":
-            flat = flat.pin_memory().to(device, non_blocking=True)
-        pieces = torch.split(flat, [parts[i].numel() for i in rows])
-        targets = [places[i] for i in rows]
+def _upload(plans: Sequence[Tensor], rates: Sequence[list[list[float]]], epochs: Sequence[CapturedEpoch]) -> None:
+    """Write examples and learning rates into the epochs of one device, with one transfer for all of them."""
+    to_plans, to_rates = [epoch.plan for epoch in epochs], [epoch.rates for epoch in epochs]
+    numbers = torch.tensor([x for rows in rates for row in rows for x in row], dtype=to_rates[0].dtype)
+    flat = torch.cat([torch.cat([plan.flatten() for plan in plans]).view(torch.uint8), numbers.view(torch.uint8)])
+    if to_plans[0].is_cuda:
+        flat = flat.pin_memory().to(to_plans[0].device, non_blocking=True)
+    examples, numbers = torch.split(flat, [flat.numel() - numbers.nbytes, numbers.nbytes])
+    for targets, arrived in ((to_plans, examples), (to_rates, numbers)):
+        pieces = torch.split(arrived.view(targets[0].dtype), [target.numel() for target in targets])
         torch._foreach_copy_(targets, [piece.view(t.shape) for piece, t in zip(pieces, targets, strict=True)])
 
 
@@ -210,8 +222,8 @@ class _Launched(Generic[_Report]):
     way_back: Lane
 
     def reports(self) -> dict[Learner, _Report]:
-        for mark in self.marks:
-            self.way_back.follow(mark)
+        for end in self.marks:
+            self.way_back.follow(end)
         with self.way_back.running():
             arriving = Arriving(torch.cat([epoch.results for epoch in self.epochs]))
         rows = torch.split(arriving.wait(), [len(epoch.results) for epoch in self.epochs])

@@ -9,7 +9,7 @@ from esper.engine.measure import Loss
 from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.precision import Precision
 from esper.engine.regions import compile_regions, compiled_loss
-from esper.engine.thin import fill_up_channels
+from esper.engine.thin import quicken
 from esper.growth.attach import attach
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules
@@ -37,13 +37,16 @@ def task_learner(
         torch.default_generator.manual_seed(seed)
         host = task.make_host().to(task.splits.train.x.device)
     train, val = task.splits.train, task.splits.val
-    if precision is Precision.BF16 and train.x.is_cuda and train.x.dim() == 4:
+    half_images = precision is Precision.BF16 and train.x.is_cuda and train.x.dim() == 4
+    if half_images:
         host.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
-        fill_up_channels(host)
+        quicken(host)
         train, val = Split(channels_last(train.x), train.y), Split(channels_last(val.x), val.y)
     growing = attach(
         host, task.slots, task.splits.train.x[:2], rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed
     )
+    if half_images:
+        growing.on_planting = quicken
     loss: Loss = task.loss
     if compiled:
         compile_regions(growing)

@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
 from esper.growth.model import GrowingModel
+from esper.growth.seed import Seed
+from esper.tasks.hosts import ConvHost
 
 log = logging.getLogger(__name__)
 
@@ -27,7 +29,13 @@ MOST_VERSIONS = 512
 class Region:
     """A function with its first arguments, compiled; after a failure as it was."""
 
-    def __init__(self, name: str, function: Callable[..., Any], *first: Any) -> None:
+    esper_stands_for: Callable[..., Any] | None
+    """What the attribute of a module is again in an exported model (`growth/export.py`); None: what its class has."""
+
+    def __init__(
+        self, name: str, function: Callable[..., Any], *first: Any, own: Callable[..., Any] | None = None
+    ) -> None:
+        self.esper_stands_for = own
         self._plain: Callable[..., Any] = partial(function, *first)
         self._call: Callable[..., Any] = partial(_compiled(function), *first)
         self._name = name
@@ -49,12 +57,23 @@ def compile_regions(model: GrowingModel) -> None:
     for part in model.regions:
         if next(part.children(), None) is not None:
             _compile(part)
-    model.on_planting = _compile
+    if isinstance(model.host, ConvHost):  # pooling is between the slots too, but in no module
+        model.host.__dict__["pool"] = Region("pooling", type(model.host).pool, model.host)
+    prepare = model.on_planting
+
+    def planted(seed: Seed) -> None:
+        if prepare is not None:
+            prepare(seed)
+        _compile(seed)
+
+    model.on_planting = planted
 
 
 def _compile(module: nn.Module) -> None:
     name, own = f"a {type(module).__name__}", vars(module).get("forward")  # someone may have given it another forward
-    module.__dict__["forward"] = Region(name, type(module).forward, module) if own is None else Region(name, own)
+    module.__dict__["forward"] = (
+        Region(name, type(module).forward, module) if own is None else Region(name, own, own=own)
+    )
 
 
 @cache

@@ -6,7 +6,7 @@ objects, its optimizer and its seeds, but their numbers live in the storage.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -40,28 +40,49 @@ def why_not_static(learner: Learner) -> str:
 
 def ensure_state(optimizer: Optimizer) -> None:
     """Give every parameter its optimizer state now, as the first update would: a graph must not create it."""
-    for group in optimizer.param_groups:
-        for parameter in group["params"]:
-            if parameter.requires_grad and not optimizer.state[parameter]:
-                optimizer.state[parameter] = _fresh_state(optimizer, group, parameter)
+    missing = [
+        (parameter, name)
+        for group in optimizer.param_groups
+        for parameter in group["params"]
+        if parameter.requires_grad and not optimizer.state[parameter]
+        for name in _state_names(optimizer, group)
+    ]
+    count = torch.empty((), device=missing[0][0].device) if missing else torch.empty(())
+    places = side_by_side([count if name == "step" else p for p, name in missing], torch.zeros)
+    for (parameter, name), place in zip(missing, places, strict=True):
+        optimizer.state[parameter][name] = place
 
 
-def _fresh_state(optimizer: Optimizer, group: dict[str, object], parameter: Tensor) -> dict[str, Tensor]:
-    def zeros() -> Tensor:
-        return torch.zeros_like(parameter, memory_format=torch.preserve_format)
-
+def _state_names(optimizer: Optimizer, group: dict[str, object]) -> tuple[str, ...]:
     if isinstance(optimizer, SGD):
-        return {"momentum_buffer": zeros()} if group["momentum"] else {}
-    step = torch.zeros((), dtype=torch.float32, device=parameter.device)
-    state = {"step": step, "exp_avg": zeros(), "exp_avg_sq": zeros()}
-    return state | ({"max_exp_avg_sq": zeros()} if group["amsgrad"] else {})
+        return ("momentum_buffer",) if group["momentum"] else ()
+    return ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
 
 
-def moving_tensors(learner: Learner) -> list[Tensor]:
+ALIGNED = 64
+"""Numbers. Kernels read several at a time, from addresses that are multiples of it."""
+
+
+def side_by_side(like: Sequence[Tensor], make: Callable[..., Tensor] = torch.empty) -> list[Tensor]:
+    """A new tensor with the layout of each; those of one type lie in one piece of memory, which is made by one call."""
+    places: list[Tensor | None] = [None] * len(like)
+    for kind in {(tensor.dtype, tensor.device) for tensor in like}:
+        rows = [i for i, tensor in enumerate(like) if (tensor.dtype, tensor.device) == kind]
+        sizes = [-(-like[i].numel() // ALIGNED) * ALIGNED for i in rows]
+        pieces = torch.split(make(sum(sizes), dtype=kind[0], device=kind[1]), sizes)
+        for i, piece in zip(rows, pieces, strict=True):
+            places[i] = piece.as_strided(like[i].shape, torch.empty_like(like[i], device="meta").stride())
+    return [place for place in places if place is not None]
+
+
+Own = Callable[[nn.Module], tuple[list[Tensor], list[Tensor]]]
+"""Parameters and buffers of a module, each once."""
+
+
+def moving_tensors(learner: Learner, own: Own) -> list[Tensor]:
     """Every tensor that belongs to this learner alone and that its epochs read or write, in a fixed order."""
     model, optimizer = learner.model, learner.optimizer.optimizer
-    parameters, buffers = own_tensors(model)
-    tensors = [*parameters, *buffers]
+    tensors = [tensor for part in (model.host, *model.seeds.values()) for kind in own(part) for tensor in kind]
     for slot in model.slots:
         if slot.seed is not None:
             tensors += [slot.alpha, *slot.shadow_buffers]
@@ -71,13 +92,12 @@ def moving_tensors(learner: Learner) -> list[Tensor]:
     return tensors
 
 
-def own_tensors(model: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """`model.parameters()` and `model.buffers()`, found in one pass: torch's own two take three times as long, and a
-    change of topology is spent in little else."""
+def own_tensors(whole: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
+    """`parameters()` and `buffers()` of a module, found in one pass: torch's own two take three times as long."""
     parameters: dict[int, Tensor] = {}
     buffers: dict[int, Tensor] = {}
     seen: set[int] = set()
-    waiting: list[nn.Module | None] = [model]
+    waiting: list[nn.Module | None] = [whole]
     while waiting:
         module = waiting.pop()
         if module is None or id(module) in seen:
@@ -96,27 +116,32 @@ def topology(learner: Learner) -> Hashable:
 
     What a person changes by hand in the middle of a run (frozen parameters, weight decay) is not noticed.
     """
-    slots = tuple((id(slot.seed), *slot_role(slot)) for slot in learner.model.slots)
+    slots = tuple((id(slot.seed), slot_role(slot)) for slot in learner.model.slots if slot.seed is not None)
     return slots, len(learner.optimizer.optimizer.state)
 
 
-def slot_role(slot: Slot) -> tuple[bool, ...]:
+_ROLES = {
+    stage: (stage in IN_FORWARD, stage is Stage.TRAINING, stage not in (Stage.GERMINATED, Stage.FOSSILIZED))
+    for stage in Stage
+}
+"""Whether a seed takes part in the output, incubates, and is measured."""
+
+
+def slot_role(slot: Slot) -> Hashable:
     """All that decides what a slot does in an epoch, besides its seed and the numbers in its tensors."""
     life = slot.life
-    if slot.seed is None:
-        return ()
-    measured = life.stage not in (Stage.GERMINATED, Stage.FOSSILIZED)
-    return (life.stage in IN_FORWARD, life.alpha == 0.0, life.alpha == 1.0, life.stage is Stage.TRAINING, measured)
+    return None if slot.seed is None else (_ROLES[life.stage], life.alpha == 0.0, life.alpha == 1.0)
 
 
-def signature(learner: Learner, fingerprint: Callable[[nn.Module], Hashable]) -> Hashable:
+def signature(learner: Learner, own: Own, fingerprint: Callable[[nn.Module], Hashable]) -> Hashable:
     """Equal for learners whose epochs are the same computation on other numbers; `fingerprint` is that of a module."""
     model, optimizer, feed = learner.model, learner.optimizer.optimizer, tensor_feed(learner)
     groups = tuple(
         tuple((key, value_fingerprint(value)) for key, value in group.items() if key not in _MOVING_SETTINGS)
         for group in optimizer.param_groups
     )
-    number = {id(parameter): i for i, parameter in enumerate(own_tensors(model)[0])}
+    parameters = [parameter for part in (model.host, *model.seeds.values()) for parameter in own(part)[0]]
+    number = {id(parameter): i for i, parameter in enumerate(parameters)}
     members = tuple(tuple(number[id(parameter)] for parameter in group["params"]) for group in optimizer.param_groups)
     return (
         fingerprint(model.host),
@@ -155,34 +180,41 @@ def tensor_feed(learner: Learner) -> TensorFeed:
 class Storage:
     """Fixed addresses for the moving tensors of one learner at a time."""
 
-    def __init__(self, learner: Learner) -> None:
-        tensors = moving_tensors(learner)
-        self._places = [torch.empty_like(t, memory_format=torch.preserve_format, requires_grad=False) for t in tensors]
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        self._places = side_by_side(tensors)
         self._bound: list[Tensor] = []
 
-    def bind(self, learner: Learner) -> None:
+    def bind(self, tensors: list[Tensor]) -> None:
         """Move the learner's numbers here. The learner's tensors stay the same objects."""
-        tensors = moving_tensors(learner)
-        pairs = list(zip(tensors, self._places, strict=True))
-        with torch.no_grad():
-            for dtype in {place.dtype for place in self._places}:  # of one type each, so that few kernels copy all
-                same = [(tensor, place) for tensor, place in pairs if place.dtype == dtype]
-                torch._foreach_copy_([place for _, place in same], [tensor for tensor, _ in same])
-        for tensor, place in pairs:
+        _copy(tensors, self._places)
+        for tensor, place in zip(tensors, self._places, strict=True):
             tensor.data = place
         self._bound = tensors
 
-    def holds(self, learner: Learner) -> bool:
-        """Whether the learner's tensors are the bound ones: a host may put new buffers in the place of old ones."""
-        tensors = moving_tensors(learner)
+    def holds(self, tensors: Sequence[Tensor]) -> bool:
+        """Whether these are the bound ones: a host may put new buffers in the place of old ones."""
         return len(tensors) == len(self._bound) and all(a is b for a, b in zip(tensors, self._bound, strict=True))
 
     def let_go(self) -> None:
         """Give the learner addresses of its own again, so that the next one here does not overwrite its numbers."""
-        for tensor in self._bound:
-            tensor.data = tensor.detach().clone(memory_format=torch.preserve_format)
+        places = side_by_side(self._bound)
+        _copy(self._bound, places)
+        for tensor, place in zip(self._bound, places, strict=True):
+            tensor.data = place
         self.forget()
 
     def forget(self) -> None:
         """The learner has moved on."""
         self._bound = []
+
+
+def _copy(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> None:
+    """With few kernels: one call for each type of number."""
+    by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
+    for tensor, place in zip(tensors, places, strict=True):
+        sources, targets = by_type.setdefault(place.dtype, ([], []))
+        sources.append(tensor)
+        targets.append(place)
+    with torch.no_grad():
+        for sources, targets in by_type.values():
+            torch._foreach_copy_(targets, sources)

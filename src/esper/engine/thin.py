@@ -1,9 +1,8 @@
-"""Convolutions over few channels, such as the three of a picture, in bfloat16.
+"""Convolutions of few channels in bfloat16: of a picture's three, and of small networks' eight to 32.
 
-Tensor cores take channels by eights. For a picture, cuDNN falls back to a kernel that keeps a whole GPU busy for three
-times as long as the next convolution: 115 of the 659 µs of GPU time that one network's environment-step takes in the
-benchmark (compiled, each kernel counted by the share of the GPU that it can fill; docs/performance.md). With channels
-of zeros added to the picture and to the weights it is an ordinary convolution, with the same result.
+The common kind, 3×3 over every pixel, has kernels of its own (`small_conv.py`): cuDNN's take two to four times as long
+(docs/performance.md). For any other kind, tensor cores take channels by eights, so channels of zeros are added to the
+picture and to the weights. The result is the same but for rounding.
 """
 
 from __future__ import annotations
@@ -12,26 +11,44 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+try:
+    from esper.engine.small_conv import MOST_CHANNELS, channels_last, small_conv2d
+except ImportError:  # a torch without Triton has no GPU to run it on either
+    MOST_CHANNELS = 0
+
 CHANNELS = 8
 """Fewer input channels than this are filled up."""
 
 
 class ThinConv2d(nn.Conv2d):
-    """A convolution that adds the missing channels when it calculates in bfloat16; in all else what it was."""
+    """A convolution of few channels that is quick in bfloat16 on a GPU; in all else what it was."""
 
     esper_plain_class = nn.Conv2d
     """What it is again in an exported model (`growth/export.py`)."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if weight.dtype is torch.bfloat16:
-            missing = (0, 0, 0, 0, 0, CHANNELS - weight.shape[1])
-            input, weight = F.pad(input.to(weight.dtype), missing), F.pad(weight, missing)
+            if input.is_cuda and is_small(self):
+                # A picture is cast as it is read. What a layer made, that layer had better write in half precision.
+                known = input if self.in_channels < CHANNELS else input.to(weight.dtype)
+                found: Tensor = small_conv2d(channels_last(known), weight, bias)
+                return found
+            if self.in_channels < CHANNELS:
+                missing = (0, 0, 0, 0, 0, CHANNELS - self.in_channels)
+                input, weight = F.pad(input.to(weight.dtype), missing), F.pad(weight, missing)
         output: Tensor = super()._conv_forward(input, weight, bias)
         return output
 
 
-def fill_up_channels(host: nn.Module) -> None:
-    """Make the convolutions of few channels such ones. Weights, names and hooks stay; subclasses are left alone."""
-    for module in host.modules():
-        if type(module) is nn.Conv2d and module.groups == 1 and module.in_channels < CHANNELS:
+def is_small(conv: nn.Conv2d) -> bool:
+    """Whether `small_conv2d` can make it."""
+    settings = (conv.kernel_size, conv.stride, conv.padding, conv.dilation, conv.groups, conv.padding_mode)
+    ordinary = settings == ((3, 3), (1, 1), (1, 1), (1, 1), 1, "zeros")
+    return ordinary and max(conv.in_channels, conv.out_channels) <= MOST_CHANNELS
+
+
+def quicken(network: nn.Module) -> None:
+    """Make its convolutions of few channels such ones. Weights, names and hooks stay; subclasses are left alone."""
+    for module in network.modules():
+        if type(module) is nn.Conv2d and (is_small(module) or (module.groups == 1 and module.in_channels < CHANNELS)):
             module.__class__ = ThinConv2d

@@ -8,7 +8,9 @@ a new `SCHEMA_VERSION`, because trained policies depend on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import lru_cache
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -16,10 +18,13 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.actions import BLENDS, HEAD_NAMES, WAIT, Action, Op
+from esper.engine.eager import EpochRecord
 from esper.env.situation import Situation, SlotView
 from esper.env.spaces import ActionMasks, Observation
 from esper.growth.blueprints import LAYOUTS, blueprint_names
 from esper.lifecycle import Contrast, Stage
+
+_Value = TypeVar("_Value")
 
 SCHEMA_VERSION = 1
 NOT_MEASURED = -2.0
@@ -32,108 +37,139 @@ def squash(value: float, scale: float) -> float:
     return math.copysign(min(1.0, math.log1p(abs(value)) / math.log1p(scale)), value)
 
 
+def _one_hot(values: Iterable[_Value]) -> dict[_Value, tuple[float, ...]]:
+    known = tuple(values)
+    return {value: tuple(float(other == value) for other in known) for value in known}
+
+
+_OPS, _STAGES, _LAYOUTS = _one_hot(Op), _one_hot(Stage), _one_hot(LAYOUTS)
+
 # -- the run as a whole -----------------------------------------------------------------------------------------------
 
 
-def _accuracy(ago: int) -> Callable[[Situation], float]:
-    return lambda s: s.history[-1 - ago].measured.accuracy / 100 if len(s.history) > ago else NOT_MEASURED
+def _padded(values: list[float]) -> list[float]:
+    return values + [NOT_MEASURED] * (HISTORY + 1 - len(values))
 
 
-def _loss(ago: int) -> Callable[[Situation], float]:
-    return lambda s: squash(s.history[-1 - ago].measured.loss, 20.0) if len(s.history) > ago else NOT_MEASURED
+def _latest(s: Situation) -> list[EpochRecord]:
+    """The current epoch and those before it, the current one first."""
+    return list(s.history[: -HISTORY - 2 : -1])
 
 
-def _share(*stages: Stage) -> Callable[[Situation], float]:
-    return lambda s: sum(slot.stage in stages for slot in s.slots) / max(1, len(s.slots))
+def _accuracies(s: Situation) -> list[float]:
+    return _padded([record.measured.accuracy / 100 for record in _latest(s)])
 
 
-def _last_op(op: Op) -> Callable[[Situation], float]:
-    return lambda s: float(s.last_effect is not None and s.last_effect.action.op is op)
+def _losses(s: Situation) -> list[float]:
+    return _padded([squash(record.measured.loss, 20.0) for record in _latest(s)])
+
+
+def _training(s: Situation) -> Sequence[float]:
+    if not s.history:
+        return (NOT_MEASURED,) * 4
+    last = s.history[-1]
+    return (
+        squash(last.trained.loss, 20.0),
+        squash(last.measured.loss - last.trained.loss, 20.0),
+        _since_best(s),
+        squash(last.trained.host_gradient, 100.0),
+    )
 
 
 def _since_best(s: Situation) -> float:
     accuracies = [record.measured.accuracy for record in s.history]
-    if not accuracies:
-        return NOT_MEASURED
     return (len(accuracies) - 1 - int(np.argmax(accuracies))) / s.horizon
 
 
-def _budget_left(s: Situation) -> float:
-    return 1.0 if s.budget is None else squash((s.budget - s.parameters) / s.host_parameters, 10.0)
+def _sizes(s: Situation) -> Sequence[float]:
+    return (
+        squash(s.parameters / s.host_parameters - 1.0, 20.0),
+        1.0 if s.budget is None else squash((s.budget - s.parameters) / s.host_parameters, 10.0),
+        1.0 if s.seeds_left is None else min(1.0, s.seeds_left / max(1, len(s.slots))),
+        min(1.0, math.log10(max(1, s.host_parameters)) / 8),
+    )
 
 
-def _seeds_left(s: Situation) -> float:
-    return 1.0 if s.seeds_left is None else min(1.0, s.seeds_left / max(1, len(s.slots)))
-
-
-OVERALL_FIELDS: dict[str, Callable[[Situation], float]] = {
-    "progress": lambda s: s.epoch / s.horizon,
-    "epochs_left": lambda s: min(1.0, s.remaining / 50),
-    **{f"val_accuracy_{ago}_ago": _accuracy(ago) for ago in range(HISTORY + 1)},
-    **{f"val_loss_{ago}_ago": _loss(ago) for ago in range(HISTORY + 1)},
-    "train_loss": lambda s: squash(s.history[-1].trained.loss, 20.0) if s.history else NOT_MEASURED,
-    "generalisation_gap": lambda s: (
-        squash(s.history[-1].measured.loss - s.history[-1].trained.loss, 20.0) if s.history else NOT_MEASURED
-    ),
-    "epochs_since_best": _since_best,
-    "host_gradient": lambda s: squash(s.history[-1].trained.host_gradient, 100.0) if s.history else NOT_MEASURED,
-    "growth": lambda s: squash(s.parameters / s.host_parameters - 1.0, 20.0),
-    "budget_left": _budget_left,
-    "seeds_left": _seeds_left,
-    "host_size": lambda s: min(1.0, math.log10(max(1, s.host_parameters)) / 8),
-    "slots_empty": _share(Stage.DORMANT),
-    "slots_incubating": _share(Stage.GERMINATED, Stage.TRAINING),
-    "slots_blending": _share(Stage.BLENDING, Stage.HOLDING),
-    "slots_fossilized": _share(Stage.FOSSILIZED),
-    **{f"last_op_{op.name.lower()}": _last_op(op) for op in Op},
-    "last_op_changed": lambda s: float(s.last_effect is not None and s.last_effect.changed),
+_STAGES_TOGETHER = {
+    "slots_empty": (Stage.DORMANT,),
+    "slots_incubating": (Stage.GERMINATED, Stage.TRAINING),
+    "slots_blending": (Stage.BLENDING, Stage.HOLDING),
+    "slots_fossilized": (Stage.FOSSILIZED,),
 }
+
+
+def _shares(s: Situation) -> list[float]:
+    found = [slot.stage for slot in s.slots]
+    return [sum(map(found.count, stages)) / max(1, len(found)) for stages in _STAGES_TOGETHER.values()]
+
+
+def _last_op(s: Situation) -> Sequence[float]:
+    if s.last_effect is None:
+        return (0.0,) * (len(Op) + 1)
+    return (*_OPS[s.last_effect.action.op], float(s.last_effect.changed))
+
+
+# Names, and the function that gives their values: related ones together, because every call takes time.
+_OVERALL: list[tuple[tuple[str, ...], Callable[[Situation], Sequence[float]]]] = [
+    (("progress", "epochs_left"), lambda s: (s.epoch / s.horizon, min(1.0, s.remaining / 50))),
+    (tuple(f"val_accuracy_{ago}_ago" for ago in range(HISTORY + 1)), _accuracies),
+    (tuple(f"val_loss_{ago}_ago" for ago in range(HISTORY + 1)), _losses),
+    (("train_loss", "generalisation_gap", "epochs_since_best", "host_gradient"), _training),
+    (("growth", "budget_left", "seeds_left", "host_size"), _sizes),
+    (tuple(_STAGES_TOGETHER), _shares),
+    ((*(f"last_op_{op.name.lower()}" for op in Op), "last_op_changed"), _last_op),
+]
+OVERALL_FIELDS = tuple(name for names, _ in _OVERALL for name in names)
 
 # -- one slot ---------------------------------------------------------------------------------------------------------
 
 
-def _points(contrast: Contrast | None) -> float:
-    return NOT_MEASURED if contrast is None else squash(contrast.accuracy, 50.0)
-
-
-def _loss_saved(contrast: Contrast | None) -> float:
-    return NOT_MEASURED if contrast is None else squash(contrast.loss, 3.0)
-
-
-def _certainty(contrast: Contrast | None) -> float:
-    """Points per standard error: is it more than noise?"""
+def _worth(contrast: Contrast | None) -> Sequence[float]:
+    """Points, loss saved, and points per standard error: is it more than noise?"""
     if contrast is None:
-        return NOT_MEASURED
-    return max(-1.0, min(1.0, contrast.accuracy / max(contrast.error, 1e-3) / 5))
+        return (NOT_MEASURED,) * 3
+    certainty = contrast.accuracy / max(contrast.error, 1e-3) / 5
+    return squash(contrast.accuracy, 50.0), squash(contrast.loss, 3.0), max(-1.0, min(1.0, certainty))
 
 
-SLOT_FIELDS: dict[str, Callable[[Situation, SlotView], float]] = {
-    **{f"stage_{stage.name.lower()}": lambda s, v, stage=stage: float(v.stage is stage) for stage in Stage},  # type: ignore[misc]
-    **{f"layout_{layout}": lambda s, v, layout=layout: float(v.layout == layout) for layout in LAYOUTS},  # type: ignore[misc]
-    "position": lambda s, v: v.position,
-    "channels": lambda s, v: min(1.0, math.log2(max(1, v.channels)) / 10),
-    "alpha": lambda s, v: v.alpha,
-    "retiring": lambda s, v: float(v.retiring),
-    "age": lambda s, v: min(1.0, v.age / 20),
-    "dwell": lambda s, v: min(1.0, v.dwell / 10),
-    "seeds_before": lambda s, v: min(1.0, v.seeds_before / 4),
-    "parameters": lambda s, v: squash(v.parameters / s.host_parameters, 20.0),
-    "gradient": lambda s, v: (
-        NOT_MEASURED if v.gradient is None else max(-1.0, min(1.0, math.log10(v.gradient + 1e-9) / 5))
-    ),
-    "shadow_points": lambda s, v: _points(v.shadow_benefit),
-    "shadow_loss": lambda s, v: _loss_saved(v.shadow_benefit),
-    "shadow_certainty": lambda s, v: _certainty(v.shadow_benefit),
-    "contribution_points": lambda s, v: _points(v.contribution),
-    "contribution_loss": lambda s, v: _loss_saved(v.contribution),
-    "contribution_certainty": lambda s, v: _certainty(v.contribution),
-    "staleness": lambda s, v: (
-        NOT_MEASURED if v.contribution is None and v.shadow_benefit is None else min(1.0, v.staleness / 10)
-    ),
-    "growable": lambda s, v: float(bool(v.growable)),
-    "prunable": lambda s, v: float(v.prunable),
-    "fossilizable": lambda s, v: float(v.fossilizable),
-}
+def _age(s: Situation, v: SlotView) -> Sequence[float]:
+    return v.alpha, float(v.retiring), min(1.0, v.age / 20), min(1.0, v.dwell / 10), min(1.0, v.seeds_before / 4)
+
+
+def _activity(s: Situation, v: SlotView) -> Sequence[float]:
+    gradient = NOT_MEASURED if v.gradient is None else max(-1.0, min(1.0, math.log10(v.gradient + 1e-9) / 5))
+    return squash(v.parameters / s.host_parameters, 20.0), gradient
+
+
+def _staleness(s: Situation, v: SlotView) -> Sequence[float]:
+    unknown = v.contribution is None and v.shadow_benefit is None
+    return (NOT_MEASURED if unknown else min(1.0, v.staleness / 10),)
+
+
+_SLOT: list[tuple[tuple[str, ...], Callable[[Situation, SlotView], Sequence[float]]]] = [
+    (tuple(f"stage_{stage.name.lower()}" for stage in Stage), lambda s, v: _STAGES[v.stage]),
+    (tuple(f"layout_{layout}" for layout in LAYOUTS), lambda s, v: _LAYOUTS[v.layout]),
+    (("position", "channels"), lambda s, v: (v.position, min(1.0, math.log2(max(1, v.channels)) / 10))),
+    (("alpha", "retiring", "age", "dwell", "seeds_before"), _age),
+    (("parameters", "gradient"), _activity),
+    (("shadow_points", "shadow_loss", "shadow_certainty"), lambda s, v: _worth(v.shadow_benefit)),
+    (("contribution_points", "contribution_loss", "contribution_certainty"), lambda s, v: _worth(v.contribution)),
+    (("staleness",), _staleness),
+    (("growable", "prunable", "fossilizable"), lambda s, v: (float(bool(v.growable)), v.prunable, v.fossilizable)),
+]
+SLOT_FIELDS = tuple(name for names, _ in _SLOT for name in names)
+
+
+@lru_cache(4096)
+def _marks(some: frozenset[str], names: tuple[str, ...]) -> NDArray[np.bool_]:
+    return np.array([name in some for name in names], bool)
+
+
+@lru_cache(4096)
+def _by_name(some: tuple[str, ...], values: tuple[float, ...], names: tuple[str, ...]) -> NDArray[np.float64]:
+    """The value of each name; of others, none."""
+    known = dict(zip(some, values, strict=True))
+    return np.array([known.get(name, math.nan) for name in names])
 
 
 def encode(
@@ -145,25 +181,23 @@ def encode(
     """
     width = slots or max(len(s.slots) for s in situations)
     names = blueprint_names()
-    number = {name: i for i, name in enumerate(names)}
     n, b = len(situations), len(names)
-    overall = np.zeros((n, len(OVERALL_FIELDS)), np.float32)
     features = np.zeros((n, width, len(SLOT_FIELDS)), np.float32)
     planted = np.zeros((n, width), np.int64)
     costs = np.full((n, width, b), np.nan)
     present = np.zeros((n, width), bool)
     growable = np.zeros((n, width, b), bool)
     slot_mask = np.zeros((n, len(Op), width), bool)
+    overall = np.array([[x for _, values in _OVERALL for x in values(s)] for s in situations], np.float32)
     for i, s in enumerate(situations):
-        overall[i] = [field(s) for field in OVERALL_FIELDS.values()]
         for v in s.slots:
             j = v.index
-            features[i, j] = [field(s, v) for field in SLOT_FIELDS.values()]
-            planted[i, j] = 0 if v.blueprint is None else number[v.blueprint] + 1
+            features[i, j] = [x for _, values in _SLOT for x in values(s, v)]
+            planted[i, j] = 0 if v.blueprint is None else names.index(v.blueprint) + 1
             present[i, j] = True
-            costs[i, j, [number[name] for name in v.costs]] = list(v.costs.values())
-            growable[i, j, [number[name] for name in v.growable]] = True
-            slot_mask[i, :, j] = [v.allows(op) for op in Op]
+            costs[i, j] = _by_name(tuple(v.costs), tuple(v.costs.values()), names)
+            growable[i, j] = _marks(v.growable, names)
+            slot_mask[i, :, j] = [v.allows(op) for op in _OPS]
     costs /= np.array([s.host_parameters for s in situations])[:, None, None]
     squashed = np.minimum(1.0, np.log1p(costs) / math.log1p(20.0))  # `squash`, all at once
     costs = np.where(np.isnan(costs), NOT_MEASURED, squashed).astype(np.float32)

@@ -71,28 +71,36 @@ def plain_model(growing: GrowingModel, *, unfinished: Literal["keep", "drop"] = 
     for slot in kept:
         assert slot.seed is not None
         alpha = 1.0 if slot.life.alpha == 1.0 else float(slot.alpha)  # the tensor: its rounding is what acts
-        places.append((slot.path, copy.deepcopy(slot.seed.body), alpha, asdict(_record(slot, alpha))))
+        places.append((slot.path, _plain(copy.deepcopy(slot.seed.body)), alpha, asdict(_record(slot, alpha))))
     graft(host, places)
     return host
 
 
 def _copy_host(growing: GrowingModel) -> nn.Module:
-    """A deep copy without the hooks of slots and recorder; they are found by whom they belong to.
-
-    Layers that the engine has given a faster class get the one back that it stands for.
-    """
+    """A deep copy without the hooks of slots and recorder; they are found by whom they belong to."""
     ours = (*growing.slots, growing._recorder)
     # Owners that count as copied already are shared: a slot's seed and its buffers must not be copied for a hook.
-    host = copy.deepcopy(growing.host, {id(owner): owner for owner in ours})
+    host = _plain(copy.deepcopy(growing.host, {id(owner): owner for owner in ours}))
     for module in host.modules():
-        if (plain := getattr(type(module), "esper_plain_class", None)) is not None:
-            module.__class__ = plain
         for key, hook in list(module._forward_hooks.items()):
             if isinstance(getattr(hook, "__self__", None), Slot | Recorder):
                 del module._forward_hooks[key]
                 module._forward_hooks_with_kwargs.pop(key, None)
                 module._forward_hooks_always_called.pop(key, None)
     return host
+
+
+def _plain(copied: nn.Module) -> nn.Module:
+    """What the engine has made faster is again what it stands for: classes of layers, and compiled functions."""
+    for module in copied.modules():
+        if (plain := getattr(type(module), "esper_plain_class", None)) is not None:
+            module.__class__ = plain
+        for name, value in list(vars(module).items()):
+            if hasattr(value, "esper_stands_for"):
+                del module.__dict__[name]
+                if value.esper_stands_for is not None:
+                    module.__dict__[name] = value.esper_stands_for
+    return copied
 
 
 def _record(slot: Slot, alpha: float) -> Graft:
