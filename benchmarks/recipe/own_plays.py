@@ -1,18 +1,16 @@
-"""One round of a policy's own plays on training problems whose best plans are known.
+"""One round of a policy's own plays on the training problems of a portfolio.
 
-    python benchmarks/recipe/own_plays.py --policy start.safetensors --family mixed --known recordings/mixed \
+    python benchmarks/recipe/own_plays.py --policy start.safetensors --family varied --known recordings/varied \
         --problems 200 --workers 2 --out recordings/round1
-    python benchmarks/recipe/teacher.py recordings/mixed recordings/round1 --out recordings/labelled
+    python benchmarks/recipe/planner.py recordings/varied --also recordings/round1 --out recordings/labelled
 
 The wrong seeds of a portfolio are anyone's; a policy's own mistakes are the plausible ones, and only here does it see
-how to notice them and what to do then. The policy rolls its dice, and now and then takes a random legal decision. Where
-that earned more than the best plan so far, what it kept is the better answer from then on.
+how to notice them and what to do then. The policy rolls its dice, and now and then takes a random legal decision.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import shlex
 import sys
 from collections.abc import Sequence
@@ -21,27 +19,18 @@ from pathlib import Path
 from improve import jobs
 from playing import play_all
 from rounds import chosen_options
-from teacher import WORTH, Answer, Answers, better, ending, read_answers, write_answers
 
-from esper.offline.episodes import Episodes, growth_schema
+from esper.offline.episodes import growth_schema
 from esper.offline.recorder import play
-from esper.offline.recording import append
+from esper.offline.recording import append, read
 from esper.training.catalogue import policy_file
-
-
-def better_answers(episodes: Episodes, known: Answers) -> Answers:
-    """How those plays ended that earned more than the best that is known, and nearly as much."""
-    found: dict[int, Answer] = {}
-    for row, number in enumerate(episodes.draw.tolist()):
-        found[number] = better(found.get(number, known[number]), ending(episodes, row))
-    return found
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--policy", required=True)
     parser.add_argument("--family", default="mixed")
-    parser.add_argument("--known", type=Path, nargs="+", required=True, help="recordings with the answers so far")
+    parser.add_argument("--known", type=Path, nargs="+", required=True, help="recordings of these problems")
     parser.add_argument("--problems", type=int, default=200)
     parser.add_argument("--first", type=int, default=0, help="leave out so many of the known problems")
     parser.add_argument("--siblings", type=int, default=1)
@@ -50,23 +39,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
     chosen = chosen_options(parser, arguments)
-    for folder in chosen.known:
-        family = json.loads((folder / "answers.json").read_text("utf-8"))["family"]
-        if family != chosen.family:
-            parser.error(f"{folder} has answers for {family}, not for {chosen.family}")
-    known = read_answers(chosen.known)
+    recordings = [read(folder, growth_schema()) for folder in chosen.known]
+    for folder, recording in zip(chosen.known, recordings, strict=True):
+        if recording.task != chosen.family:
+            parser.error(f"{folder} has problems of {recording.task}, not of {chosen.family}")
+    known = {number for recording in recordings for number in recording.episodes.draw.tolist()}
     numbers = sorted(known)[chosen.first : chosen.first + chosen.problems]
     plays = jobs(policy_file(chosen.policy), chosen.family, numbers, chosen.siblings, chosen.noise)
     played = play_all(play, plays, chosen.workers, chosen.seconds)
-    found = better_answers(played, known)
     command = shlex.join(["python", *sys.argv])
     append(chosen.out, played, growth_schema(), {"command": command, "task": chosen.family})
-    write_answers(chosen.out, chosen.family, found)
-    best = sum(known[number].earned for number in played.draw.tolist()) / len(played)
-    print(
-        f"{played.steps:,} env-steps; mean return {float(played.returns().mean()):.1f}, of the best plans {best:.1f}; "
-        f"{sum(found[number].earned > known[number].earned + WORTH for number in found)} better answers"
-    )
+    print(f"{played.steps:,} env-steps on {len(numbers)} problems; mean return {float(played.returns().mean()):.1f}")
     return 0
 
 

@@ -1,11 +1,10 @@
-"""Many plans on every training problem: what the best of them kept is the answer that a teacher works towards.
+"""Many plans on every training problem: what do they gain, and what does a problem look like on which they do?
 
     python benchmarks/recipe/portfolio.py --family mixed --problems 240 --workers 2 --out recordings/mixed
 
 Each problem is played without growth, with the seeds that it was made to need (where its family says so), and by some
 fixed schedules of `PLANS`, drawn at random. All plays are kept: they show a policy right and wrong seeds, and
-`teacher.py` says what should have been done about them. Beside the recordings comes `answers.json`: the best seeds per
-problem; and it prints what each schedule gained. Test data play no part.
+`planner.py` says what should have been done about them. Printed is what each schedule gained. Test data play no part.
 """
 
 from __future__ import annotations
@@ -16,13 +15,11 @@ import shlex
 import sys
 from collections import Counter, defaultdict
 from collections.abc import Sequence
-from functools import reduce
 from pathlib import Path
 
 import torch
 from playing import play_all
 from rounds import chosen_options
-from teacher import WORTH, Answers, better, ending, write_answers
 
 from esper.offline.episodes import Episodes, growth_schema
 from esper.offline.recorder import Play, play
@@ -36,40 +33,52 @@ _CONVOLUTIONAL = (
     "bottleneck@0+bottleneck@1",
     "bottleneck@*",
     "depthwise@*",
+    "bottleneck@0+depthwise@*",
+    "depthwise@0",
+    "depthwise@1",
+    "bottleneck@1",
+    "conv@0",
+    "conv@1",
+    "conv@*",
     "depthwise@0+attention@1",
+    "attention@0",
+    "attention@1",
     "attention@*",
     "norm@*",
-    "squeeze_excite@*",
-    "pointwise@*",
-    "conv@*",
+    "pointwise@0",
 )
 PLANS: dict[str, tuple[str, ...]] = {
     "conv1d": _CONVOLUTIONAL,
     "conv2d": _CONVOLUTIONAL,
-    "dense": ("mlp_small@*", "mlp@*", "norm@*", "lora@*", "norm@0+mlp_small@1", "mlp_small@0+norm@1"),
+    "dense": ("mlp_small@*", "mlp_small@0", "mlp_small@1", "mlp@*", "norm@*", "norm@0", "norm@0+mlp_small@1"),
     "sequence": (
         "attention@*",
+        "attention@0",
+        "attention@1",
+        "mlp_small@0",
+        "mlp_small@1",
         "mlp_small@*",
         "mlp@*",
         "norm@*",
-        "lora@*",
         "attention@0+mlp_small@1",
         "mlp_small@0+attention@1",
     ),
 }
 FIRST_DRAW = 6_000_000
 """Training draws that no training run with a seed below 6 sees."""
+FIRST_EPOCH = 1
+"""When plans begin."""
 NONE, MEANT = "none", "meant"
 
 
-def plan(text: str, epoch: int = 1) -> Controller:
+def plan(text: str) -> Controller:
     """`none`, or seeds in the order in which they are planted: `norm@0+mlp_small@*`."""
     if text == NONE:
         return NoGrowth()
     plantings = []
     for part in text.split("+"):
         blueprint, slot = part.split("@")
-        plantings.append(Planting(epoch, int(slot) if slot.isdigit() else slot, dict.fromkeys(PLANS, blueprint)))
+        plantings.append(Planting(FIRST_EPOCH, int(slot) if slot.isdigit() else slot, dict.fromkeys(PLANS, blueprint)))
     return FixedSchedule(text, plantings)
 
 
@@ -95,18 +104,6 @@ def complete(episodes: Episodes, plays: Sequence[Play]) -> Episodes:
     played = Counter(episodes.draw.tolist())
     whole = torch.tensor([number for number in played if played[number] == asked[number]])
     return episodes.select(torch.isin(episodes.draw, whole).nonzero().flatten())
-
-
-def answers(episodes: Episodes) -> Answers:
-    """Per problem, how the best play ended: without growth if that hardly paid, as was meant if that was as good."""
-    found = {}
-    for number in torch.unique(episodes.draw).tolist():
-        rows = (episodes.draw == number).nonzero().flatten().tolist()
-        plays = {episodes.controllers[int(episodes.controller[row])]: ending(episodes, row) for row in rows}
-        first = plays.pop(NONE)
-        best = reduce(better, plays.values(), plays.pop(MEANT, first))
-        found[int(number)] = best if best.earned >= first.earned + WORTH else first
-    return found
 
 
 def table(episodes: Episodes) -> dict[str, tuple[float, int]]:
@@ -143,10 +140,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("no problem was played by all plans in time: allow more --seconds")
     command = shlex.join(["python", *sys.argv])
     append(chosen.out, played, growth_schema(), {"command": command, "task": chosen.family})
-    found = answers(played)
-    write_answers(chosen.out, chosen.family, found)
-    worth = sum(bool(answer.seeds) for answer in found.values())
-    print(f"{played.steps:,} env-steps, {len(found)} problems, {worth} of them worth growing")
+    print(f"{played.steps:,} env-steps, {len(torch.unique(played.draw))} problems")
     for name, (gain, count) in sorted(table(played).items(), key=lambda entry: -entry[1][0]):
         print(f"  {name}: {gain:+.1f} points over none on {count}")
     return 0

@@ -1,12 +1,12 @@
 """Recordings in proportion, as one recording to clone.
 
-    python benchmarks/recipe/together.py recordings/all:3 recordings/labelled:0.4 --out recordings/final
+    python benchmarks/recipe/together.py recordings/all:3 recordings/labelled:0.5 --out recordings/final
     esper clone recordings/final --epochs 20 --out controller.safetensors
 
 A whole number repeats a recording, the rest is a share of its episodes, drawn at random. What there is more of weighs
 more; and what a policy learns from one family it forgets of another, unless both are there. A folder that is named
 twice counts as two: then copies of its problems lie on both sides of the clone's split, nothing stops it early, and
-its agreement with the teacher means nothing. The shipped controller was made so (docs/experiments.md).
+its agreement with the teacher means nothing.
 """
 
 from __future__ import annotations

@@ -198,7 +198,7 @@ def share_kept(elsewhere: Sequence[Floats], at_home: Floats, *, seed: int = 0) -
     """The mean gain elsewhere (families count equally) over the mean gain at home; None where there is none to keep.
 
     The interval resamples draws within each family and at home. Where a resampled gain at home is not positive, the
-    ratio says nothing: it counts as unlimited, with the sign of the gain elsewhere.
+    ratio says nothing: it counts as unlimited, with the sign of the gain elsewhere; nothing of it stays nothing.
     """
     home = float(at_home.mean())
     if home <= 0.0 or not elsewhere:
@@ -207,7 +207,8 @@ def share_kept(elsewhere: Sequence[Floats], at_home: Floats, *, seed: int = 0) -
     rng = np.random.default_rng(seed)
     away = np.mean([_resampled_means(values, rng) for values in elsewhere], axis=0)
     homes = _resampled_means(at_home, rng)
-    ratios = np.where(homes > 0.0, away / np.where(homes > 0.0, homes, 1.0), np.sign(away) * np.inf)
+    unlimited = np.where(away == 0.0, 0.0, np.copysign(np.inf, away))
+    ratios = np.where(homes > 0.0, away / np.where(homes > 0.0, homes, 1.0), unlimited)
     count = min(len(values) for values in elsewhere)
     if count < 2:
         return Estimate(value, None, None, count)

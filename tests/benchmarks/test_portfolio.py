@@ -1,4 +1,4 @@
-"""Portfolios and their teacher: which plans are tried, which answer wins, and what the teacher says of a state.
+"""Portfolios and their teacher: which plans are tried, what is expected of them, and what the teacher says of a state.
 
 Covers: R149 (growth under control: what a teacher plants, keeps and removes)
 """
@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,25 +22,24 @@ from esper.env.spaces import ActionMasks, Observation
 from esper.growth.blueprints import SlotShape, blueprint_names, fitting
 from esper.lifecycle import Stage
 from esper.offline.episodes import Episodes, check, growth_schema, join
-from esper.offline.recorder import Play, play
+from esper.offline.recorder import Play
 from esper.offline.recording import append, read
 from esper.policy.controller import NoGrowth
-from esper.policy.schedule import FixedSchedule, Planting
+from esper.policy.schedule import FixedSchedule
 from esper.tasks.family import get_family
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "recipe"))
 import own_plays
+import planner
 import playing
 import portfolio
-import teacher
+import seen
 import together
 from portfolio import MEANT, NONE
-from teacher import Answer, relabelled
 from together import APART, in_proportion
 
 SLOTS = 3
 LINEAR = BLENDS.index("linear")
-EVEN = 4  # of such problems, the teacher plants from epoch 1 on
 
 
 # -- episodes by hand --------------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class State:
     """Whether a seed was there that is gone."""
 
 
-def episode(*states: State, number: int = EVEN, by: str = "someone", earned: float = 0.0) -> Episodes:
+def episode(*states: State, number: int = 4, by: str = "someone", earned: float = 0.0) -> Episodes:
     steps, kinds, field = len(states), len(blueprint_names()), list(SLOT_FIELDS).index
     overall = torch.zeros(1, steps, len(OVERALL_FIELDS))
     slots = torch.zeros(1, steps, SLOTS, len(SLOT_FIELDS))
@@ -128,117 +128,86 @@ def ended_with(*seeds: Seed, number: int, by: str, earned: float) -> Episodes:
     return episode(State(2), State(1, seeds, accuracy=earned), number=number, by=by, earned=earned)
 
 
-def answer(*seeds: tuple[str, int], also: Sequence[tuple[str, int]] = (), earned: float = 90.0) -> Answer:
-    """With the accuracy that `ended_with` gives to it."""
-    return Answer(list(seeds), list(also), earned, pytest.approx(earned, abs=1e-4))
-
-
 Told = tuple[str, int] | tuple[str, int, str] | str
 
-OPENING = FixedSchedule("opening", [Planting(1, 0, {"dense": "mlp"}), Planting(1, "*", {"dense": "lora"})])
+
+def told(label: torch.Tensor) -> Told:
+    """A decision, readably."""
+    slot, blueprint, blend, op = label.tolist()
+    if op == Op.WAIT:
+        return "wait"
+    if op == Op.GERMINATE:
+        assert blend == LINEAR
+        return "plant", slot, blueprint_names()[blueprint]
+    return Op(op).name.lower(), slot
 
 
-def labels(
-    episodes: Episodes, *wanted: tuple[str, int], also: Sequence[tuple[str, int]] = (), opening: FixedSchedule = OPENING
-) -> list[Told]:
-    """What the teacher says at each step, readably. Whatever it says must be possible in that state."""
-    best = Answer(list(wanted), list(also), earned=80.0, accuracy=90.0)
-    labelled = relabelled(episodes, {int(episodes.draw[0]): best}, opening)
-    check(labelled, growth_schema())
-    assert torch.equal(labelled.taken, episodes.taken)
-    told: list[Told] = []
-    for slot, blueprint, blend, op in labelled.label[0, : int(labelled.lengths[0])].tolist():
-        if op == Op.WAIT:
-            told.append("wait")
-        elif op == Op.GERMINATE:
-            assert blend == LINEAR
-            told.append(("plant", slot, blueprint_names()[blueprint]))
-        else:
-            told.append((Op(op).name.lower(), slot))
-    return told
-
-
-def says(state: State, *wanted: tuple[str, int], **known: Any) -> Told:
-    """In one state, late enough to plant."""
-    return labels(episode(State(30), State(30), State(30), state), *wanted, **known)[-1]
+def says(state: State, plan: str = NONE, outlook: float = 5.0, step: int = 5) -> Told:
+    """What the teacher says in one state, late enough to plant. Whatever it says must be possible there."""
+    episodes = episode(state)
+    label = planner.decide(seen.Seen(episodes, 0, 0), step, plan, outlook)
+    check(replace(episodes, label=label[None, None]), growth_schema())
+    return told(label)
 
 
 # -- the teacher, rule by rule -----------------------------------------------------------------------------------------
 
-ANSWER = ("norm", 1)
+PLAN = "norm@1"
 BOTH = (Op.PRUNE, Op.FOSSILIZE)
 
 
-@pytest.mark.parametrize(("number", "waits"), [(EVEN, 1), (EVEN + 1, 2)])
-def test_the_teacher_begins_as_the_best_schedule_from_an_epoch_that_depends_on_the_problem(
-    number: int, waits: int
-) -> None:
-    found = labels(episode(*(State(20 - step) for step in range(5)), number=number), ANSWER)
-    assert found == ["wait"] * waits + [("plant", 0, "mlp")] * (5 - waits)
+def test_it_begins_the_plan_once_the_host_has_been_seen_alone() -> None:
+    assert [says(State(20), PLAN, step=step) for step in range(4)] == ["wait", "wait", *[("plant", 1, "norm")] * 2]
 
 
-def test_as_long_as_nothing_was_learnt_it_follows_the_schedule() -> None:
-    young = Seed("mlp", 0, age=2)
-    assert says(State(20, (young,)), ANSWER) == ("plant", 1, "lora")
-    assert says(State(20, (young, Seed("lora", 1, age=1))), ANSWER) == ("plant", 2, "lora")
-    assert says(State(20, (young,), room=False), ANSWER) == "wait"
-    assert says(State(20, accuracy=95.0), ANSWER) == ("plant", 0, "mlp")  # whatever the host can do by itself
-    single = FixedSchedule("of one seed", OPENING.plantings[:1])
-    assert says(State(20, (young,)), ANSWER, opening=single) == "wait"  # until something is known of that one
-    looked_at = Seed("mlp", 0, age=teacher.TRIAL)
-    assert says(State(20, (looked_at,)), ANSWER) == ("plant", 1, "norm")  # no longer
-    assert says(State(20, (young,), tried_before=True), ANSWER) == ("plant", 1, "norm")
-    assert says(State(20, (looked_at,), accuracy=95.0), ANSWER) == "wait"
-    images = FixedSchedule("for images", [Planting(1, "*", {"conv2d": "conv"})])
-    assert says(State(20), ANSWER, opening=images) == ("plant", 1, "norm")  # it has nothing for this layout
-
-
-def test_it_plants_nothing_where_nothing_is_worth_it_or_there_is_no_time_or_no_room() -> None:
-    learnt = {"tried_before": True}
+def test_it_plants_nothing_where_nothing_is_promised_or_there_is_no_time_or_no_room() -> None:
     assert says(State(20)) == "wait"
-    assert says(State(20, **learnt)) == "wait"
-    assert says(State(7, **learnt), ANSWER) == ("plant", 1, "norm")
-    assert says(State(6, **learnt), ANSWER) == "wait"
-    assert says(State(6), ANSWER) == "wait"
-    assert says(State(20, room=False, **learnt), ANSWER) == "wait"
-    assert says(State(20, accuracy=86.9, **learnt), ANSWER) == ("plant", 1, "norm")
-    assert says(State(20, accuracy=87.1, **learnt), ANSWER) == "wait"  # within 3 points of the best play's 90
+    assert says(State(7), PLAN) == ("plant", 1, "norm")
+    assert says(State(6), PLAN) == "wait"
+    assert says(State(20, room=False), PLAN) == "wait"
+    assert says(State(20, tried_before=True), "norm@2") == "wait"  # not twice in the same slot
+    assert says(State(20, tried_before=True), PLAN) == ("plant", 1, "norm")
 
 
-def test_then_it_plants_what_is_missing_the_first_slot_first() -> None:
-    two = (("norm", 2), ("mlp", 0))
-    assert says(State(20, tried_before=True), *two) == ("plant", 0, "mlp")
-    assert says(State(20, (Seed("mlp", 0),)), *two) == ("plant", 2, "norm")
-    assert says(State(20, (Seed("norm", 2),)), *two) == ("plant", 0, "mlp")
-    assert says(State(20, (Seed("mlp", 0), Seed("norm", 2))), *two) == "wait"
-    taken = State(20, (Seed("lora", 0, age=1),), tried_before=True)
-    assert says(taken, *two) == ("plant", 2, "norm")
+def test_it_plants_what_the_plan_has_for_a_slot_the_first_slot_first() -> None:
+    assert says(State(20), "norm@2+mlp@0") == ("plant", 0, "mlp")
+    assert says(State(20), "norm@2+mlp@*") == ("plant", 0, "mlp")
+    everywhere = (Seed("mlp", 0), Seed("mlp", 1))
+    assert says(State(20, everywhere), "norm@2+mlp@*") == ("plant", 2, "norm")  # what is named first for a slot
+    assert says(State(20, (*everywhere, Seed("norm", 2))), "norm@2+mlp@*") == "wait"
 
 
 @pytest.mark.parametrize("gain", [None, -3.0, 12.0])
-@pytest.mark.parametrize("seed", [ANSWER, ("lora", 2)], ids=["the answer", "nearly as good"])
-def test_it_makes_permanent_what_is_right_as_soon_as_it_may_and_never_removes_it(
-    seed: tuple[str, int], gain: float | None
-) -> None:
+def test_it_makes_permanent_what_the_plan_planted_as_soon_as_it_may_and_does_not_remove_it(gain: float | None) -> None:
     for left in (20, 3):
-        ready = Seed(*seed, gain=gain, may=BOTH)
-        assert says(State(left, (ready,)), ANSWER, also=[("lora", 2)]) == ("fossilize", seed[1])
-    not_ready = State(20, (Seed(*seed, gain=gain, may=(Op.PRUNE,)),), room=False)
-    assert says(not_ready, ANSWER, also=[("lora", 2)]) == "wait"
+        assert says(State(left, (Seed("norm", 1, gain=gain, may=BOTH),)), PLAN) == ("fossilize", 1)
+    assert says(State(20, (Seed("norm", 1, gain=gain, may=(Op.PRUNE,)),), room=False), PLAN) == "wait"
+
+
+def test_it_removes_what_is_there_if_growing_promises_a_loss_and_there_is_time_to_recover() -> None:
+    good, bad = Seed("norm", 1, gain=12.0, may=BOTH), Seed("mlp", 0, gain=3.0, may=BOTH)
+    state = State(20, (good, bad))
+    assert says(state, PLAN, outlook=planner.LOSS) == ("fossilize", 0)
+    assert says(state, PLAN, outlook=planner.LOSS - 0.1) == ("prune", 0)  # the lesser one first
+    assert says(State(20, (good,)), PLAN, outlook=planner.LOSS - 0.1) == ("prune", 1)
+    late = State(planner.TIME_TO_RECOVER - 1, (good,))
+    assert says(late, PLAN, outlook=-9.0) == ("fossilize", 1)
+    kept = Seed("mlp", 0, age=15, stage=Stage.FOSSILIZED)
+    assert says(State(20, (kept,), room=False), outlook=-9.0) == "wait"
 
 
 @pytest.mark.parametrize("stranger", [("mlp", 1), ("norm", 0)], ids=["another seed", "another slot"])
 @pytest.mark.parametrize(
     ("stage", "waits"), [(Stage.GERMINATED, 10), (Stage.TRAINING, 7), (Stage.BLENDING, 4), (Stage.HOLDING, 5)]
 )
-def test_it_gives_a_seed_that_does_not_help_up_after_a_time_that_depends_on_its_stage(
+def test_it_gives_a_stranger_that_does_not_help_up_after_a_time_that_depends_on_its_stage(
     stranger: tuple[str, int], stage: Stage, waits: int
 ) -> None:
-    for wanted in ((), (ANSWER,)):
+    for plan in (NONE, PLAN):
         trial = [State(20, (Seed(*stranger, age, may=(Op.PRUNE,), stage=stage),), room=False) for age in range(10)]
-        assert labels(episode(*trial), *wanted) == ["wait"] * waits + [("prune", stranger[1])] * (10 - waits)
+        assert [says(state, plan) for state in trial] == ["wait"] * waits + [("prune", stranger[1])] * (10 - waits)
     forbidden = Seed(*stranger, age=9, may=(), stage=stage)
-    assert says(State(20, (forbidden,), room=False), ANSWER) == "wait"  # the lifecycle does not let it
+    assert says(State(20, (forbidden,), room=False), PLAN) == "wait"  # the lifecycle does not let it
 
 
 @pytest.mark.parametrize("measured", ["gain", "promise"])
@@ -260,123 +229,111 @@ def test_a_stranger_that_contributes_more_than_its_rent_is_kept(
     points: float | None, size: float, helps: bool, left: int, measured: str
 ) -> None:
     shown: Any = {measured: points, "size": size}
-    for wanted in ((), (ANSWER,)):
+    for plan in (NONE, PLAN):
         ready = State(left, (Seed("mlp", 0, may=BOTH, **shown),))
-        assert says(ready, *wanted) == ("fossilize" if helps else "prune", 0)
+        assert says(ready, plan) == ("fossilize" if helps else "prune", 0)
     not_ready = State(left, (Seed("mlp", 0, may=(Op.PRUNE,), **shown),))
     assert says(not_ready) == ("wait" if helps else ("prune", 0))
 
 
-def test_every_seed_is_looked_at_and_what_is_there_comes_before_what_is_missing() -> None:
-    fine, hopeless = Seed("norm", 1, may=(Op.PRUNE,)), Seed("mlp", 2, may=(Op.PRUNE,))
-    assert says(State(20, (fine, hopeless)), ANSWER, ("lora", 0)) == ("prune", 2)
-    assert says(State(20, (fine,)), ANSWER, ("lora", 0)) == ("plant", 0, "lora")
-    kept = Seed("mlp", 2, age=15, stage=Stage.FOSSILIZED)
-    assert says(State(20, (kept,)), ANSWER) == ("plant", 1, "norm")
-
-
 def test_what_a_seed_promised_does_not_count_once_it_acts() -> None:
     disappointing = Seed("mlp", 0, gain=-3.0, promise=8.0, may=BOTH, stage=Stage.HOLDING)
-    assert says(State(20, (disappointing,)), ANSWER) == ("prune", 0)
-
-
-def test_labels_are_legal_in_a_real_play_full_of_mistakes() -> None:
-    """Another random legal decision every other time; the answer is not what the schedule plants."""
-    number = 1
-    played = play(Play("mixed/vector", "noisy", portfolio.plan("mlp_small@1"), (number,), noise=0.5))
-    labelled = relabelled(played, {number: Answer([("norm", 0)], [], 99.0, 99.0)}, OPENING)
-    check(labelled, growth_schema())
-    ops = {Op(op) for op in labelled.label[labelled.valid][:, HEAD_NAMES.index("op")].tolist()}
-    assert Op.PRUNE in ops
+    assert says(State(20, (disappointing,)), PLAN) == ("prune", 0)
 
 
 def test_an_observation_tells_the_points_that_went_into_it() -> None:
     for gain in (-20.0, -0.3, 0.0, 2.0, 49.0):
-        assert teacher.points(squash(gain, 50.0)) == pytest.approx(gain, abs=1e-6)
-    assert teacher.points(NOT_MEASURED) == 0.0
+        assert seen.points(squash(gain, 50.0)) == pytest.approx(gain, abs=1e-6)
+    assert seen.points(NOT_MEASURED) == 0.0
 
 
-# -- answers -----------------------------------------------------------------------------------------------------------
+# -- forecasts ---------------------------------------------------------------------------------------------------------
 
 
-def test_a_play_ends_with_what_takes_part_in_the_output_at_its_last_step() -> None:
-    seeds = (
-        Seed("norm", 0, stage=Stage.BLENDING),
-        Seed("mlp", 1, stage=Stage.TRAINING),
-        Seed("lora", 2, stage=Stage.FOSSILIZED),
+def test_a_plan_is_described_by_what_it_has_for_the_first_slot_the_second_and_the_others() -> None:
+    norm, mlp = (blueprint_names().index(name) for name in ("norm", "mlp"))
+
+    def ones(plan: str) -> list[list[int]]:
+        return [row.nonzero()[0].tolist() for row in planner.described(plan).reshape(3, -1)]
+
+    assert ones("norm@0") == [[norm], [], []]
+    assert ones("mlp@*") == [[mlp], [mlp], [mlp]]
+    assert ones("norm@1+mlp@*") == [[mlp], [norm], [mlp]]
+    assert ones("mlp@*+norm@1") == [[mlp], [mlp], [mlp]]
+
+
+def test_states_do_not_depend_on_how_many_slots_were_left_empty_to_fill_up() -> None:
+    one = episode(State(20), State(19, (Seed("mlp", 1, gain=3.0),)))
+    more = join([one, one])
+    wider = replace(
+        more,
+        observation=replace(
+            more.observation,
+            slots=torch.nn.functional.pad(more.observation.slots, (0, 0, 0, 2)),
+            blueprints=torch.nn.functional.pad(more.observation.blueprints, (0, 2)),
+        ),
     )
-    last = episode(State(3, (Seed("mlp", 1),)), State(1, seeds, accuracy=70.0), earned=66.0)
-    first = episode(State(3, (Seed("mlp", 1),), accuracy=60.0), earned=55.0)
-    both = join([last, first])  # the second one is shorter: what lies beyond its end means nothing
-    both.reward[1, 1] = 99.0
-    found = [teacher.ending(both, row) for row in (0, 1)]
-    assert found == [
-        Answer([("norm", 0), ("lora", 2)], [], 66.0, pytest.approx(70.0, abs=1e-4)),
-        Answer([("mlp", 1)], [], 55.0, pytest.approx(60.0, abs=1e-4)),
-    ]
+    found = planner.states(wider)
+    assert found.shape[:2] == (2, 2)
+    assert np.array_equal(found[:1], planner.states(one))
 
 
-def test_an_answer_gives_way_to_one_that_is_better_beyond_doubt_and_knows_of_those_nearly_as_good() -> None:
-    norm, mlp = answer(("norm", 0), also=[("conv", 1)], earned=60.0), answer(("mlp", 1), ("norm", 0), earned=60.9)
-    assert teacher.better(norm, mlp) == answer(("norm", 0), also=[("conv", 1), ("mlp", 1)], earned=60.0)
-    assert teacher.better(mlp, norm) == answer(("mlp", 1), ("norm", 0), also=[("conv", 1)], earned=60.9)
-    lora = answer(("lora", 2), earned=62.5)
-    assert teacher.better(norm, lora) == answer(("lora", 2), also=[("norm", 0), ("conv", 1)], earned=62.5)
-    far = answer(("lora", 2), earned=63.5)
-    assert teacher.better(norm, far) == far
-    assert teacher.better(far, norm) == far
+def portfolio_of(rule: Callable[[float, str], float], count: int = 120) -> list[Episodes]:
+    """Problems whose accuracy at first says what a plan gains."""
+    found = []
+    for number in range(count):
+        look = 10.0 + 80.0 * (number % 2)
+        start = [State(20 - step, accuracy=look) for step in range(planner.SEEN)]
+        for plan in (NONE, "mlp@*", "norm@0"):
+            seeds = (Seed(plan.split("@")[0], 0),) if plan != NONE else ()
+            rest = [State(10 - step, seeds, accuracy=look) for step in range(3)]
+            name, earned = (NONE, 50.0) if plan == NONE else (f"dense {plan}", 50.0 + rule(look, plan))
+            found.append(episode(*start, *rest, number=number, by=name, earned=earned))
+    return found
 
 
-def test_one_number_cannot_be_a_problem_of_two_families(tmp_path: Path) -> None:
-    for name in ("mixed", "varied"):
-        (tmp_path / name).mkdir()
-        teacher.write_answers(tmp_path / name, name, {1: Answer([("norm", 0)], [], 10.0, 50.0)})
-    with pytest.raises(ValueError, match=r"problem 1 of varied in .* is one of another family, too"):
-        teacher.read_answers([tmp_path / "mixed", tmp_path / "varied"])
+def gain_of(look: float, plan: str) -> float:
+    return {(10.0, "mlp@*"): 20.0, (10.0, "norm@0"): 5.0, (90.0, "mlp@*"): -8.0, (90.0, "norm@0"): -2.0}[look, plan]
 
 
-def test_the_best_answer_of_several_folders_wins(tmp_path: Path) -> None:
-    folders = [tmp_path / name for name in ("one", "two")]
-    one = {1: Answer([("norm", 0)], [("conv", 2)], 10.0, 50.0), 2: Answer([("mlp", 1), ("norm", 0)], [], 20.0, 60.0)}
-    two = {
-        1: Answer([("mlp", 2)], [], 14.5, 55.0),
-        2: Answer([], [], 16.5, 57.0),
-        4: Answer([("conv", 3)], [], 7.0, 8.0),
-    }
-    for folder, written in zip(folders, (one, two), strict=True):
-        folder.mkdir()
-        teacher.write_answers(folder, "mixed", written)
-        assert teacher.read_answers([folder]) == written
-    expected = {1: two[1], 2: one[2], 4: two[4]}
-    assert teacher.read_answers(folders) == teacher.read_answers(folders[::-1]) == expected
+def test_a_forecast_goes_by_how_a_problem_looks_and_never_by_its_own_plays() -> None:
+    plays = join(portfolio_of(gain_of))
+    known = planner.portfolios(plays, planner.states(plays))["dense"]
+    forecast = planner.plan_forecasts(known)
+    assert [planner.best_plan(forecast[number]) for number in (0, 1)] == ["mlp@*", NONE]
+    assert forecast[0]["mlp@*"] == pytest.approx(20.0, abs=1.0)
+    assert forecast[1]["norm@0"] == pytest.approx(-2.0, abs=1.0)
+    lucky = join(
+        portfolio_of(lambda look, plan: 90.0 if plan == "norm@0" and look == 90.0 else gain_of(look, plan))[:6]
+    )
+    mixed = join([lucky, plays.select((plays.draw > 1).nonzero().flatten())])  # two problems went otherwise
+    told_otherwise = planner.plan_forecasts(planner.portfolios(mixed, planner.states(mixed))["dense"])
+    assert planner.best_plan(told_otherwise[1]) == NONE
 
 
-def test_a_policy_that_earned_more_than_the_best_plan_has_the_better_answer() -> None:
-    known = {1: answer(("norm", 0), earned=10.0), 2: answer(("mlp", 1), earned=20.0), 3: answer(earned=5.0)}
-    plays = [
-        ended_with(Seed("lora", 0), number=1, by="sibling 0", earned=12.0),
-        ended_with(Seed("mlp", 0), number=1, by="sibling 1", earned=15.5),
-        ended_with(Seed("norm", 2), number=1, by="sibling 2", earned=16.0),  # better than the one before by too little
-        ended_with(Seed("norm", 2), number=2, by="sibling 0", earned=20.9),
-        ended_with(number=3, by="sibling 0", earned=1.5),
-    ]
-    assert own_plays.better_answers(join(plays), known) == {
-        1: answer(("mlp", 0), also=[("norm", 2)], earned=15.5),
-        2: answer(("mlp", 1), also=[("norm", 2)], earned=20.0),
-        3: known[3],
-    }
+def test_an_outlook_tells_states_from_which_growing_costs_from_others() -> None:
+    plays = join(portfolio_of(gain_of))
+    states = planner.states(plays)
+    known = planner.portfolios(plays, states)["dense"]
+    outlook = planner.outlooks(known, plays, states, range(len(plays)))
+    names = [plays.controllers[int(c)] for c in plays.controller]
+    for row in range(12):
+        expected = (
+            0.0 if names[row] == NONE else gain_of(90.0 if int(plays.draw[row]) % 2 else 10.0, names[row].split()[1])
+        )
+        assert outlook[row][-1] == pytest.approx(expected, abs=1.5)
 
 
-# -- the portfolio -----------------------------------------------------------------------------------------------------
+# -- plans -------------------------------------------------------------------------------------------------------------
 
 
 def test_a_plan_is_read_in_the_order_in_which_it_plants() -> None:
     assert isinstance(portfolio.plan(NONE), NoGrowth)
-    found = portfolio.plan("norm@0+mlp_small@*", epoch=4)
+    found = portfolio.plan("norm@0+mlp_small@*")
     assert isinstance(found, FixedSchedule)
     assert [(p.epoch, p.slot, p.blueprints["dense"]) for p in found.plantings] == [
-        (4, 0, "norm"),
-        (4, "*", "mlp_small"),
+        (portfolio.FIRST_EPOCH, 0, "norm"),
+        (portfolio.FIRST_EPOCH, "*", "mlp_small"),
     ]
 
 
@@ -427,14 +384,6 @@ def portfolio_plays() -> list[Episodes]:
         ended_with(number=3, by=NONE, earned=50.0),
         ended_with(Seed("lora", 0), number=3, by="dense lora@*", earned=50.9),
     ]
-
-
-def test_the_answer_is_how_the_best_play_ended_unless_growing_hardly_paid() -> None:
-    assert portfolio.answers(join(portfolio_plays())) == {
-        1: answer(("norm", 0), also=[("mlp", 0), ("mlp", 1)], earned=60.0),
-        2: answer(("mlp", 0), also=[("norm", 0)], earned=61.5),
-        3: answer(earned=50.0),
-    }
 
 
 def test_schedules_are_judged_by_what_they_gain_on_the_problems_that_they_played() -> None:
@@ -497,75 +446,48 @@ def test_playing_says_so_when_nothing_was_finished_in_time(monkeypatch: pytest.M
 # -- from plays to labels ----------------------------------------------------------------------------------------------
 
 
-SCHEDULE = """name = "best schedule"
-[[grow]]
-epoch = 1
-slot = "*"
-blueprint = {{ {layout} = "norm" }}
-"""
-
-
-def test_the_teacher_labels_recordings_by_the_answers_beside_them(tmp_path: Path) -> None:
-    plays, round1, out = (tmp_path / name for name in ("plays", "round1", "labelled"))
-    opening = tmp_path / "opening.toml"
-    opening.write_text(SCHEDULE.format(layout="conv1d"))
-    one = episode(State(20), State(19), number=EVEN)
-    append(plays, one, growth_schema(), {"command": "test"})
-    teacher.write_answers(plays, "mixed", {EVEN: Answer([("norm", 1)], [], 10.0, 90.0)})
-    append(round1, one, growth_schema(), {"command": "test"})
-    teacher.write_answers(round1, "mixed", {EVEN: Answer([("mlp", 2)], [], 20.0, 95.0)})
-    arguments = [str(plays), str(round1), "--opening", str(opening), "--out", str(out)]
-    assert teacher.main(arguments) == 0
-    labelled = read(out, growth_schema()).episodes
-    expected = teacher.action(Op.GERMINATE, 2, blueprint_names().index("mlp"))
-    assert torch.equal(labelled.label[:, 1], expected.expand(2, -1))  # the better answer, in both
-    with pytest.raises(SystemExit):
-        teacher.main(arguments)
-
-
-def test_a_round_is_played_on_known_problems_and_keeps_the_answers_that_it_found(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_round_is_played_on_known_problems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     known, out = tmp_path / "known", tmp_path / "round1"
-    known.mkdir()
-    teacher.write_answers(
-        known, "mixed/vector", {number: Answer([("norm", 0)], [], 50.0, 60.0) for number in (9, 7, 8, 5)}
-    )
+    plays = join([ended_with(number=number, by=NONE, earned=50.0) for number in (9, 7, 8, 7, 5)])
+    append(known, plays, growth_schema(), {"command": "test", "task": "mixed/vector"})
 
     def play_all(play: Any, plays: Sequence[Play], workers: int, seconds: float | None) -> Episodes:
         assert [(one.numbers, one.noise) for one in plays] == [((7,), 0.2), ((7,), 0.2), ((8,), 0.2), ((8,), 0.2)]
-        return join(
-            [
-                ended_with(Seed("mlp", 1), number=7, by="sibling 0", earned=40.0),
-                ended_with(Seed("mlp", 1), number=8, by="sibling 1", earned=70.0),
-            ]
-        )
+        return join([ended_with(Seed("mlp", 1), number=number, by="sibling 0", earned=40.0) for number in (7, 8)])
 
     monkeypatch.setattr(own_plays, "play_all", play_all)
-    arguments = ["--policy", "small", "--family", "mixed/vector", "--known", str(known), "--out", str(out)]
+    arguments = ["--policy", "small", "--known", str(known), "--out", str(out)]
     more = ["--first", "1", "--problems", "2", "--siblings", "2", "--noise", "0.2"]
-    assert own_plays.main([*arguments, *more]) == 0
-    assert teacher.read_answers([out]) == {
-        7: Answer([("norm", 0)], [], 50.0, 60.0),
-        8: answer(("mlp", 1), earned=70.0),
-    }
+    with pytest.raises(SystemExit):
+        own_plays.main([*arguments, *more, "--family", "varied"])
+    assert "has problems of mixed/vector, not of varied" in capsys.readouterr().err
+    assert own_plays.main([*arguments, *more, "--family", "mixed/vector"]) == 0
     assert read(out, growth_schema()).episodes.draw.tolist() == [7, 8]
 
 
 def test_a_portfolio_a_round_and_the_teacher_work_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On one problem, whose draw must be a training one."""
+    """On a few problems, whose draws must be training ones; labels are possible whatever was done."""
     monkeypatch.setattr(playing, "in_processes", at_once)
-    first, second, out, opening = (str(tmp_path / name) for name in ("portfolio", "round1", "labelled", "best.toml"))
-    Path(opening).write_text(SCHEDULE.format(layout="dense"))
-    of = ["--family", "disguised/vector", "--problems", "1"]
-    assert portfolio.main([*of, "--first", "1", "--others", "1", "--out", first]) == 0
-    assert own_plays.main([*of, "--policy", "small", "--known", first, "--out", second]) == 0
-    assert teacher.main([first, second, "--opening", opening, "--out", out]) == 0
+    monkeypatch.setattr(planner, "FOLDS", 2)
+    first, second, out = (str(tmp_path / name) for name in ("portfolio", "round1", "labelled"))
+    of = ["--family", "disguised/vector", "--problems", "3"]
+    assert portfolio.main([*of, "--first", "6", "--others", "1", "--out", first]) == 0
+    assert own_plays.main([*of, "--policy", "small", "--known", first, "--noise", "0.5", "--out", second]) == 0
+    assert planner.main([first, "--also", second, "--out", out]) == 0
     labelled = read(Path(out), growth_schema()).episodes
-    assert set(labelled.draw.tolist()) == {portfolio.FIRST_DRAW + 1}
+    assert set(labelled.draw.tolist()) == {portfolio.FIRST_DRAW + number for number in range(6, 9)}
     assert {NONE, "sibling 0"} <= set(labelled.controllers)
     with pytest.raises(SystemExit):
-        portfolio.main([*of, "--out", first])  # its answers would be lost
+        portfolio.main([*of, "--out", first])
+
+
+def test_the_teacher_says_so_if_there_are_too_few_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    append(tmp_path / "one", join(portfolio_of(gain_of, 1)), growth_schema(), {"command": "test"})
+    with pytest.raises(SystemExit):
+        planner.main([str(tmp_path / "one"), "--out", str(tmp_path / "labelled")])
+    assert "too few dense problems" in capsys.readouterr().err
 
 
 # -- together ----------------------------------------------------------------------------------------------------------

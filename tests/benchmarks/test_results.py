@@ -43,6 +43,9 @@ def test_share_kept_is_the_gain_elsewhere_over_the_gain_at_home() -> None:
     assert kept.value == pytest.approx(0.3)
     assert kept.low is not None
     assert kept.low <= 0.3 <= (kept.high or 0.0)
+    nothing = share_kept([np.zeros(8)], np.array([-9.0, 10.0] * 4))  # resampled, the gain at home is often negative
+    assert nothing is not None
+    assert (nothing.value, nothing.low, nothing.high) == (0.0, 0.0, 0.0)
     assert share_kept([home], np.array([-1.0, 1.0])) is None  # no gain at home: nothing to keep
     assert share_kept([], home) is None
 

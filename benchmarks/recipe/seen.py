@@ -1,0 +1,77 @@
+"""Recorded states, as far as a teacher looks at them, and decisions as recordings keep them."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from esper.actions import BLENDS, HEAD_NAMES, Op
+from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SLOT_FIELDS
+from esper.env.reward.config import RENT_RATE
+from esper.growth.blueprints import blueprint_names
+from esper.lifecycle import Stage
+from esper.offline.episodes import Episodes
+
+HELPS = 0.5
+"""Points beyond its rent that a seed must contribute to be worth keeping."""
+PATIENCE = {Stage.TRAINING: 7, Stage.BLENDING: 4, Stage.HOLDING: 5}
+"""Age at which a seed that does not help is given up. Measured on portfolios of `disguised` (docs/experiments.md): of
+seeds without benefit that incubate at age 5, one in three helps in the end; of those that blend at age 4, one in ten,
+and of those that hold, one in twelve."""
+
+BLUEPRINT = {name: index for index, name in enumerate(blueprint_names())}
+_FIELD = {name: index for index, name in enumerate(SLOT_FIELDS)}
+_EPOCHS_LEFT = list(OVERALL_FIELDS).index("epochs_left")
+
+
+class Seen:
+    """One recorded state."""
+
+    def __init__(self, episodes: Episodes, row: int, step: int) -> None:
+        observation, masks = episodes.observation, episodes.masks
+        self.slots = observation.slots[row, step]
+        self.planted = (observation.blueprints[row, step] - 1).tolist()
+        self.may = masks.slot[row, step]  # [ops, slots]
+        self.growable = masks.blueprint[row, step]  # [slots, blueprints]
+        self.epochs_left = round(50 * float(observation.overall[row, step, _EPOCHS_LEFT]))
+        self.seeds = [slot for slot, planted in enumerate(self.planted) if planted >= 0]
+
+    def field(self, name: str, slot: int) -> float:
+        return float(self.slots[slot, _FIELD[name]])
+
+    def gain(self, slot: int) -> float:
+        """Points that the seed contributes, or promises while it does not act."""
+        contribution, promise = (self.field(name, slot) for name in ("contribution_points", "shadow_points"))
+        return points(promise if contribution == NOT_MEASURED else contribution)
+
+    def age(self, slot: int) -> int:
+        return round(20 * self.field("age", slot))
+
+    def surplus(self, slot: int) -> float:
+        """Points of gain beyond the rent."""
+        size = math.expm1(self.field("parameters", slot) * math.log1p(20.0))  # over that of the host
+        return self.gain(slot) - RENT_RATE * size
+
+    def helps(self, slot: int) -> bool:
+        return self.surplus(slot) > HELPS
+
+    def stage(self, slot: int) -> Stage:
+        return next(stage for stage in Stage if self.field(f"stage_{stage.name.lower()}", slot) > 0)
+
+    def hopeless(self, slot: int) -> bool:
+        stage = self.stage(slot)
+        return stage in PATIENCE and self.age(slot) >= PATIENCE[stage] and not self.helps(slot)
+
+
+def points(squashed: float) -> float:
+    """Of accuracy, from how an observation shows them; 0 where nothing was measured."""
+    if squashed == NOT_MEASURED:
+        return 0.0
+    return math.copysign(math.expm1(abs(squashed) * math.log1p(50.0)), squashed)
+
+
+def action(op: Op, slot: int = 0, blueprint: int = 0) -> Tensor:
+    named = {"slot": slot, "blueprint": blueprint, "blend": BLENDS.index("linear"), "op": int(op)}
+    return torch.tensor([named[head] for head in HEAD_NAMES])
