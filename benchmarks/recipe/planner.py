@@ -6,9 +6,10 @@
 Two forecasts, both in points that a play earns more than one without growth, both by regressions that never saw the
 problem in question. The first says, from the first epochs of the bare host, what each plan of `portfolio.py` would
 gain. The best one by that is what a policy could know and should do; the plan that happened to win is partly luck. The
-second says what will come of the seeds that are there. The teacher plants the best plan, keeps every seed that
-contributes more than its rent as long as growing promises to pay, and removes the others. It reads states as they were
-recorded, so any play can be labelled: those of the portfolio, and what a policy did on its own (`--also`).
+second says what will come of the seeds that are there: where that is a loss, they are removed. Else the teacher plants
+the best plan and keeps its seeds, and of others those that contribute more than their rent; the rest it gives up by age
+and stage. It reads states as they were recorded, so any play can be labelled: those of the portfolio, and what a policy
+did on its own (`--also`). Plans of a portfolio begin an epoch earlier than the teacher, who looks at the host first.
 """
 
 from __future__ import annotations
@@ -159,6 +160,8 @@ def outlooks(portfolio: Portfolio, episodes: Episodes, seen: States, rows: Seque
         model = ExtraTreesRegressor(80, min_samples_leaf=LEAF, max_features=0.3, n_jobs=2, random_state=fold)
         model.fit(np.concatenate(inputs), gains)
         own = [row for row in rows if fold_of(int(episodes.draw[row])) == fold]
+        if not own:
+            continue
         asked = [_situations(portfolio, episodes, seen, row, range(int(episodes.lengths[row]))) for row in own]
         said = np.split(model.predict(np.concatenate(asked)), np.cumsum([len(steps) for steps in asked])[:-1])
         found.update({row: steps.tolist() for row, steps in zip(own, said, strict=True)})
@@ -214,8 +217,8 @@ def report(layout: str, portfolio: Portfolio, forecast: Mapping[int, Mapping[str
         results.append((gains[usual] if mean[usual] > 0 else 0.0, gains.get(guess, 0.0), max(0.0, *gains.values())))
     usual, guessed, won = np.mean(results, 0)
     print(
-        f"{layout}: {len(results)} problems; the best plan for all gains {usual:.1f} points, the one that was "
-        f"forecast {guessed:.1f}, the winner {won:.1f}"
+        f"{layout}: {len(results)} problems; of the plans that were played, the usually best one gains {usual:.1f} "
+        f"points, the one with the best forecast {guessed:.1f}, the winner {won:.1f}"
     )
     for plan, count in Counter(best_plan(forecast[number]) for number in portfolio.looks).most_common():
         print(f"    {plan}: chosen for {count}, mean gain {mean.get(plan, 0.0):+.1f}")

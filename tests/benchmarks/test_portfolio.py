@@ -303,12 +303,11 @@ def test_a_forecast_goes_by_how_a_problem_looks_and_never_by_its_own_plays() -> 
     assert [planner.best_plan(forecast[number]) for number in (0, 1)] == ["mlp@*", NONE]
     assert forecast[0]["mlp@*"] == pytest.approx(20.0, abs=1.0)
     assert forecast[1]["norm@0"] == pytest.approx(-2.0, abs=1.0)
-    lucky = join(
-        portfolio_of(lambda look, plan: 90.0 if plan == "norm@0" and look == 90.0 else gain_of(look, plan))[:6]
-    )
-    mixed = join([lucky, plays.select((plays.draw > 1).nonzero().flatten())])  # two problems went otherwise
+    astray = portfolio_of(lambda look, plan: 10_000.0 if plan == "norm@0" else gain_of(look, plan), 2)
+    mixed = join([*astray[3:], plays.select((plays.draw != 1).nonzero().flatten())])  # problem 1 went quite otherwise
     told_otherwise = planner.plan_forecasts(planner.portfolios(mixed, planner.states(mixed))["dense"])
-    assert planner.best_plan(told_otherwise[1]) == NONE
+    assert told_otherwise[1] == pytest.approx(forecast[1], abs=1e-6)
+    assert max(gains["norm@0"] for gains in told_otherwise.values()) > 50.0  # the others did learn from it
 
 
 def test_an_outlook_tells_states_from_which_growing_costs_from_others() -> None:
@@ -372,27 +371,24 @@ def test_every_problem_is_played_without_growth_with_what_was_meant_and_by_some_
 
 def portfolio_plays() -> list[Episodes]:
     return [
-        # 1: what was meant is as good as the best, up to what may be chance.
         ended_with(number=1, by=NONE, earned=50.0),
         ended_with(Seed("mlp", 0), Seed("mlp", 1), number=1, by="dense mlp@*", earned=60.9),
         ended_with(Seed("norm", 0), number=1, by=MEANT, earned=60.0),
-        # 2: something else is clearly better.
         ended_with(number=2, by=NONE, earned=50.0),
         ended_with(Seed("norm", 0), number=2, by=MEANT, earned=60.0),
         ended_with(Seed("mlp", 0), number=2, by="dense mlp@*", earned=61.5),
-        # 3: growing hardly pays.
         ended_with(number=3, by=NONE, earned=50.0),
-        ended_with(Seed("lora", 0), number=3, by="dense lora@*", earned=50.9),
+        ended_with(Seed("norm", 0), number=3, by="dense norm@*", earned=50.9),
     ]
 
 
 def test_schedules_are_judged_by_what_they_gain_on_the_problems_that_they_played() -> None:
     found = portfolio.table(join(portfolio_plays()))
-    assert found.keys() == {NONE, MEANT, "dense mlp@*", "dense lora@*"}
+    assert found.keys() == {NONE, MEANT, "dense mlp@*", "dense norm@*"}
     assert found[NONE] == (0.0, 3)
     assert found[MEANT] == (10.0, 2)
     assert found["dense mlp@*"] == (pytest.approx((10.9 + 11.5) / 2, abs=1e-4), 2)
-    assert found["dense lora@*"] == (pytest.approx(0.9, abs=1e-4), 1)
+    assert found["dense norm@*"] == (pytest.approx(0.9, abs=1e-4), 1)
 
 
 def test_problems_that_time_cut_short_are_left_out() -> None:
@@ -470,7 +466,6 @@ def test_a_round_is_played_on_known_problems(
 def test_a_portfolio_a_round_and_the_teacher_work_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a few problems, whose draws must be training ones; labels are possible whatever was done."""
     monkeypatch.setattr(playing, "in_processes", at_once)
-    monkeypatch.setattr(planner, "FOLDS", 2)
     first, second, out = (str(tmp_path / name) for name in ("portfolio", "round1", "labelled"))
     of = ["--family", "disguised/vector", "--problems", "3"]
     assert portfolio.main([*of, "--first", "6", "--others", "1", "--out", first]) == 0

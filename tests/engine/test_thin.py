@@ -72,10 +72,21 @@ def test_only_plain_convolutions_of_few_channels_are_changed(monkeypatch: pytest
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-@pytest.mark.parametrize(("inputs", "outputs", "size"), [(3, 8, 9), (8, 8, 12), (5, 12, 7), (16, 32, 8), (32, 32, 16)])
+@pytest.mark.parametrize(
+    ("inputs", "outputs", "batch", "height", "width"),
+    [
+        (3, 8, 7, 9, 9),
+        (8, 8, 7, 12, 20),
+        (1, 5, 7, 6, 9),
+        (5, 12, 7, 7, 7),
+        (16, 32, 7, 8, 8),
+        (32, 32, 7, 16, 16),
+        (8, 8, 128, 32, 32),
+    ],
+)
 @pytest.mark.parametrize("bias", [True, False])
 def test_the_kernels_for_few_channels_are_as_near_to_the_truth_as_bfloat16_is(
-    inputs: int, outputs: int, size: int, bias: bool
+    inputs: int, outputs: int, batch: int, height: int, width: int, bias: bool
 ) -> None:
     """Output and all gradients against double precision; a third of a percent is half a unit in the last place."""
     from esper.engine.small_conv import small_conv2d
@@ -85,9 +96,9 @@ def test_the_kernels_for_few_channels_are_as_near_to_the_truth_as_bfloat16_is(
         return made.contiguous(memory_format=torch.channels_last) if len(shape) == 4 else made
 
     # A picture comes in single precision, and is cast as it is read.
-    x = random(7, inputs, size, size, dtype=torch.float32 if inputs == 3 else torch.bfloat16)
+    x = random(batch, inputs, height, width, dtype=torch.float32 if inputs == 3 else torch.bfloat16)
     given = [x, random(outputs, inputs, 3, 3), *([random(outputs)] if bias else [])]
-    gradient = random(7, outputs, size, size)
+    gradient = random(batch, outputs, height, width)
     found, exact = [], []
     for results, tensors in ((found, given), (exact, [x.bfloat16().double(), *(t.double() for t in given[1:])])):
         leaves = [t.detach().requires_grad_() for t in tensors]

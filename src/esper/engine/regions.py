@@ -29,13 +29,15 @@ MOST_VERSIONS = 512
 class Region:
     """A function with its first arguments, compiled; after a failure as it was."""
 
-    esper_stands_for: Callable[..., Any] | None
-    """What the attribute of a module is again in an exported model (`growth/export.py`); None: what its class has."""
+    esper_stands_in = True
+    """For something else, which it is again in an exported model (`growth/export.py`)."""
+    stands_for: Callable[..., Any] | None
+    """The module's own attribute; None is what its class has."""
 
     def __init__(
         self, name: str, function: Callable[..., Any], *first: Any, own: Callable[..., Any] | None = None
     ) -> None:
-        self.esper_stands_for = own
+        self.stands_for = own
         self._plain: Callable[..., Any] = partial(function, *first)
         self._call: Callable[..., Any] = partial(_compiled(function), *first)
         self._name = name

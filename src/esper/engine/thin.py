@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 try:
     from esper.engine.small_conv import MOST_CHANNELS, channels_last, small_conv2d
-except ImportError:  # a torch without Triton has no GPU to run it on either
+except ImportError:  # no GPU here, or one that has to do without these kernels
     MOST_CHANNELS = 0
 
 CHANNELS = 8
@@ -28,7 +28,7 @@ class ThinConv2d(nn.Conv2d):
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         if weight.dtype is torch.bfloat16:
-            if input.is_cuda and is_small(self):
+            if input.is_cuda and is_small(self) and _fits(input):
                 # A picture is cast as it is read. What a layer made, that layer had better write in half precision.
                 known = input if self.in_channels < CHANNELS else input.to(weight.dtype)
                 found: Tensor = small_conv2d(channels_last(known), weight, bias)
@@ -38,6 +38,11 @@ class ThinConv2d(nn.Conv2d):
                 input, weight = F.pad(input.to(weight.dtype), missing), F.pad(weight, missing)
         output: Tensor = super()._conv_forward(input, weight, bias)
         return output
+
+
+def _fits(x: Tensor) -> bool:
+    """A batch of images, whose numbers can be counted in 32 bits."""
+    return x.dim() == 4 and x.shape[0] * x.shape[2] * x.shape[3] * MOST_CHANNELS < 2**31
 
 
 def is_small(conv: nn.Conv2d) -> bool:

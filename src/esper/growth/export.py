@@ -96,10 +96,10 @@ def _plain(copied: nn.Module) -> nn.Module:
         if (plain := getattr(type(module), "esper_plain_class", None)) is not None:
             module.__class__ = plain
         for name, value in list(vars(module).items()):
-            if hasattr(value, "esper_stands_for"):
+            if getattr(type(value), "esper_stands_in", False):
                 del module.__dict__[name]
-                if value.esper_stands_for is not None:
-                    module.__dict__[name] = value.esper_stands_for
+                if value.stands_for is not None:
+                    module.__dict__[name] = value.stands_for
     return copied
 
 
