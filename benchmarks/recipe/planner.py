@@ -115,12 +115,19 @@ def _slot(slots: Tensor, place: Tensor) -> Tensor:
 def described(plan: str) -> Row:
     """Which blueprint a plan has for the first slot, the second, and the others."""
     found = np.zeros((3, len(BLUEPRINT)), np.float32)
-    for part in reversed(plan.split("+")):
-        blueprint, _, where = part.partition("@")
-        for place in range(3) if where == "*" else [min(int(where), 2)]:
-            found[place] = 0.0
-            found[place, BLUEPRINT[blueprint]] = 1.0
+    for place in range(3):
+        if (blueprint := planned(plan, place)) is not None:
+            found[place, blueprint] = 1.0
     return found.flatten()
+
+
+def planned(plan: str, slot: int) -> int | None:
+    """The number of the blueprint that a plan has for a slot: of its parts, the first that fits counts."""
+    for part in plan.split("+") if plan != NONE else ():
+        blueprint, _, where = part.partition("@")
+        if where in ("*", str(slot)):
+            return BLUEPRINT[blueprint]
+    return None
 
 
 def fold_of(number: int) -> int:
@@ -153,15 +160,15 @@ def outlooks(portfolio: Portfolio, episodes: Episodes, seen: States, rows: Seque
     """Per row, at each step, what is expected to come of the seeds that are there: points more than without growth."""
     found = {}
     for fold in range(FOLDS):
+        own = [row for row in rows if fold_of(int(episodes.draw[row])) == fold]
+        if not own:
+            continue
         known = [(row, gain) for row, gain in portfolio.plays if fold_of(int(episodes.draw[row])) != fold]
         later = [(row, range(SEEN, int(episodes.lengths[row]), 2), gain) for row, gain in known]
         inputs = [_situations(portfolio, episodes, seen, row, steps) for row, steps, _ in later]
         gains = [gain for _, steps, gain in later for _ in steps]
         model = ExtraTreesRegressor(80, min_samples_leaf=LEAF, max_features=0.3, n_jobs=2, random_state=fold)
         model.fit(np.concatenate(inputs), gains)
-        own = [row for row in rows if fold_of(int(episodes.draw[row])) == fold]
-        if not own:
-            continue
         asked = [_situations(portfolio, episodes, seen, row, range(int(episodes.lengths[row]))) for row in own]
         said = np.split(model.predict(np.concatenate(asked)), np.cumsum([len(steps) for steps in asked])[:-1])
         found.update({row: steps.tolist() for row, steps in zip(own, said, strict=True)})
@@ -176,31 +183,21 @@ def _situations(portfolio: Portfolio, episodes: Episodes, seen: States, row: int
 def decide(seen: Seen, step: int, plan: str, outlook: float) -> Tensor:
     """What the seeds that are there call for, then what the plan does."""
     promising = outlook >= LOSS or seen.epochs_left < TIME_TO_RECOVER
-    seeds = seen.seeds
-    for slot in seeds:
-        own = _planned(plan, slot) == seen.planted[slot]
+    for slot in seen.seeds:
+        own = planned(plan, slot) == seen.planted[slot]
         if promising and (own or seen.helps(slot)) and seen.may[Op.FOSSILIZE, slot]:
             return action(Op.FOSSILIZE, slot)
         if not own and seen.hopeless(slot) and seen.may[Op.PRUNE, slot]:
             return action(Op.PRUNE, slot)
-    removable = [slot for slot in seeds if seen.may[Op.PRUNE, slot]]
+    removable = [slot for slot in seen.seeds if seen.may[Op.PRUNE, slot]]
     if not promising and removable:
         return action(Op.PRUNE, min(removable, key=seen.surplus))
     if step >= SEEN - 1 and seen.epochs_left >= TIME_FOR_ANOTHER:
         for slot in range(len(seen.planted)):
-            blueprint = _planned(plan, slot)
+            blueprint = planned(plan, slot)
             if blueprint is not None and seen.growable[slot, blueprint] and seen.field("seeds_before", slot) == 0:
                 return action(Op.GERMINATE, slot, blueprint)
     return action(Op.WAIT)
-
-
-def _planned(plan: str, slot: int) -> int | None:
-    """The number of the blueprint that a plan has for a slot."""
-    for part in plan.split("+") if plan != NONE else ():
-        blueprint, _, where = part.partition("@")
-        if where in ("*", str(slot)):
-            return BLUEPRINT[blueprint]
-    return None
 
 
 def report(layout: str, portfolio: Portfolio, forecast: Mapping[int, Mapping[str, float]]) -> None:
@@ -224,13 +221,24 @@ def report(layout: str, portfolio: Portfolio, forecast: Mapping[int, Mapping[str
         print(f"    {plan}: chosen for {count}, mean gain {mean.get(plan, 0.0):+.1f}")
 
 
+def _read_all(folders: Sequence[Path]) -> Episodes:
+    """All together. A number is one problem, so no two families may share it."""
+    recordings = [read(folder, growth_schema()) for folder in folders]
+    family_of: dict[int, str | None] = {}
+    for folder, recording in zip(folders, recordings, strict=True):
+        for number in recording.episodes.draw.tolist():
+            if family_of.setdefault(number, recording.task) != recording.task:
+                raise SystemExit(f"problem {number} of {recording.task} in {folder} is one of {family_of[number]}, too")
+    return join([recording.episodes for recording in recordings])
+
+
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("portfolios", type=Path, nargs="+", help="folders of portfolio.py")
     parser.add_argument("--also", type=Path, nargs="*", default=[], help="plays of the same problems, of own_plays.py")
     parser.add_argument("--out", type=Path, required=True)
     chosen = chosen_options(parser, arguments)
-    episodes = join([read(folder, growth_schema()).episodes for folder in [*chosen.portfolios, *chosen.also]])
+    episodes = _read_all([*chosen.portfolios, *chosen.also])
     label, seen = torch.zeros_like(episodes.label), states(episodes)
     done = []
     for layout, portfolio in sorted(portfolios(episodes, seen).items()):

@@ -478,6 +478,14 @@ def test_a_portfolio_a_round_and_the_teacher_work_together(tmp_path: Path, monke
         portfolio.main([*of, "--out", first])
 
 
+def test_one_number_cannot_be_a_problem_of_two_families(tmp_path: Path) -> None:
+    for family in ("mixed", "varied"):
+        append(tmp_path / family, join(portfolio_of(gain_of, 2)), growth_schema(), {"command": "test", "task": family})
+    folders = [str(tmp_path / family) for family in ("mixed", "varied")]
+    with pytest.raises(SystemExit, match=r"problem 0 of varied in .* is one of mixed, too"):
+        planner.main([*folders, "--out", str(tmp_path / "labelled")])
+
+
 def test_the_teacher_says_so_if_there_are_too_few_problems(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     append(tmp_path / "one", join(portfolio_of(gain_of, 1)), growth_schema(), {"command": "test"})
     with pytest.raises(SystemExit):

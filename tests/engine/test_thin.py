@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.engine import thin
 from esper.engine.fingerprint import module_fingerprint
 from esper.engine.half import HalfWeights
 from esper.engine.thin import ThinConv2d, quicken
@@ -108,6 +109,17 @@ def test_the_kernels_for_few_channels_are_as_near_to_the_truth_as_bfloat16_is(
     for one, other in zip(found, exact, strict=True):
         assert float((one.double() - other).norm() / other.norm()) < 4e-3
         assert one.dim() != 4 or one.is_contiguous(memory_format=torch.channels_last)
+
+
+@pytest.mark.parametrize(("channels", "told"), [(0, 1), (32, 0)])
+def test_the_log_says_once_that_the_kernels_are_missing(
+    channels: int, told: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr("esper.engine.thin.MOST_CHANNELS", channels)
+    thin._say_what_is_missing.cache_clear()
+    for _ in range(2):
+        quicken(picture_host())
+    assert sum("Triton is not installed" in record.message for record in caplog.records) == told
 
 
 def test_hosts_with_such_convolutions_still_share_captured_epochs() -> None:

@@ -201,24 +201,26 @@ def test_the_budget_has_room_for_the_answer_and_not_for_everything():
         assert model.host_parameters + everything > draw.budget
 
 
-def test_classes_are_balanced_and_inputs_are_of_a_reasonable_size():
-    family = get_family("mixed")
+@pytest.mark.parametrize("name", ["mixed", "disguised"])
+def test_classes_are_balanced_and_inputs_are_of_a_reasonable_size(name):
+    family = get_family(name)
     for number in ONE_ROUND:
         splits = family.draw(number).task.splits
         for split in (splits.train, splits.val, splits.test):
             counts = torch.bincount(split.y, minlength=4)
             assert counts.max() - counts.min() <= 1
-        median = splits.train.x.abs().median()
-        assert 0.03 < median < 5.0
+        assert 0.03 < splits.train.x.abs().median() < 5.0
 
 
-def test_a_draw_is_made_quickly():
-    family = get_family("mixed")
+@pytest.mark.parametrize(("name", "most"), [("mixed", 0.1), ("disguised", 0.15)])
+def test_a_draw_is_made_quickly(name, most):
+    """Seconds; on a quiet core it takes a third of them."""
+    family = get_family(name)
     family.draw(0)
     started = time.process_time()
     for number in ONE_ROUND:
         family.draw(number)
-    assert (time.process_time() - started) / len(KINDS) < 0.1  # 30 ms on a quiet core
+    assert (time.process_time() - started) / len(KINDS) < most
 
 
 def test_the_token_host_travels_with_an_exported_model():

@@ -255,8 +255,8 @@ def _(gradient: Tensor, x: Tensor, weight: Tensor) -> tuple[Tensor, Tensor]:
     return torch.empty_like(weight), weight.new_empty(weight.shape[0])
 
 
-def channels_last(x: Tensor) -> Tensor:
-    """Outside of the operators above, where the compiler sees it: what makes x can write it in this order at once."""
+def by_pixel(x: Tensor) -> Tensor:
+    """Channels last. Outside of the operators above, where the compiler sees it: what makes x can write it so."""
     return x.contiguous(memory_format=torch.channels_last)
 
 
@@ -266,7 +266,7 @@ def _note(ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None], output: Tensor
 
 def _backward(ctx: Any, gradient: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     x, weight = ctx.saved_tensors
-    gradient = channels_last(gradient)
+    gradient = by_pixel(gradient)
     found = _input_gradient(gradient, x, weight) if ctx.needs_input_grad[0] else None
     if not any(ctx.needs_input_grad[1:]):
         return found, None, None

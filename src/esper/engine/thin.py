@@ -7,14 +7,19 @@ picture and to the weights. The result is the same but for rounding.
 
 from __future__ import annotations
 
+import logging
+from functools import cache
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 try:
-    from esper.engine.small_conv import MOST_CHANNELS, channels_last, small_conv2d
+    from esper.engine.small_conv import MOST_CHANNELS, by_pixel, small_conv2d
 except ImportError:  # no GPU here, or one that has to do without these kernels
     MOST_CHANNELS = 0
+
+log = logging.getLogger(__name__)
 
 CHANNELS = 8
 """Fewer input channels than this are filled up."""
@@ -31,7 +36,7 @@ class ThinConv2d(nn.Conv2d):
             if input.is_cuda and is_small(self) and _fits(input):
                 # A picture is cast as it is read. What a layer made, that layer had better write in half precision.
                 known = input if self.in_channels < CHANNELS else input.to(weight.dtype)
-                found: Tensor = small_conv2d(channels_last(known), weight, bias)
+                found: Tensor = small_conv2d(by_pixel(known), weight, bias)
                 return found
             if self.in_channels < CHANNELS:
                 missing = (0, 0, 0, 0, 0, CHANNELS - self.in_channels)
@@ -54,6 +59,14 @@ def is_small(conv: nn.Conv2d) -> bool:
 
 def quicken(network: nn.Module) -> None:
     """Make its convolutions of few channels such ones. Weights, names and hooks stay; subclasses are left alone."""
+    if MOST_CHANNELS == 0:
+        _say_what_is_missing()
     for module in network.modules():
         if type(module) is nn.Conv2d and (is_small(module) or (module.groups == 1 and module.in_channels < CHANNELS)):
             module.__class__ = ThinConv2d
+
+
+@cache
+def _say_what_is_missing() -> None:
+    """Once per process."""
+    log.warning("Triton is not installed: cuDNN makes small convolutions, at a half to a quarter of the speed")

@@ -3,7 +3,7 @@
 On a CPU an episode is played by one process from its first step to its last, with a copy of the policy, and the next
 idle worker takes the next episode: nobody waits for the slowest network of a step. An episode depends on its draw, the
 policy and its own dice, so where it is played changes nothing. On a GPU all networks step side by side, as one batch of
-this process: processes take turns on a GPU, and four of them were slower than one (docs/performance.md).
+this process: processes take turns on a GPU, and when last tried, four were slower than one (docs/performance.md).
 """
 
 from __future__ import annotations
