@@ -57,7 +57,7 @@ def steps(device: torch.device, soak: int) -> Iterator[Steps]:
     for precision, compiled in (FASTEST, (Precision.BF16, False)):
         for envs in (64, 16):
             long = envs == 64 and (precision, compiled) == FASTEST
-            episodes = math.ceil(soak / (64 * 20)) if long else 3
+            episodes = math.ceil(soak / (64 * 20)) if long else 8
             result = measure_steps(
                 UNIT, envs, device, graphs=True, precision=precision, compiled=compiled, episodes=episodes
             )

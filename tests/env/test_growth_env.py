@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 import weakref
 from collections.abc import Callable, Sequence
+from dataclasses import fields
 
 import pytest
 import torch
@@ -15,9 +16,9 @@ import torch
 from esper.actions import BLENDS, WAIT, Action, Op
 from esper.engine.learner import Learner
 from esper.env.growth_env import EnvStep, GrowthEnv
-from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS, decode, to_tensor
+from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS, decode, encode, to_tensor
 from esper.env.reward import RewardConfig
-from esper.env.situation import Situation
+from esper.env.situation import Situation, observe
 from esper.growth.blueprints import blueprint_names
 from esper.lifecycle import Rules, Stage
 from esper.policy.controller import RandomLegal
@@ -132,6 +133,28 @@ def test_observations_are_bounded_and_masks_are_exactly_what_is_possible() -> No
             break
         step = env.step([policy(situation) for situation in env.situations])
         observation, masks = step.observation, step.masks
+
+
+@pytest.mark.parametrize("max_seeds", [None, 1])
+def test_what_is_kept_from_the_last_epoch_is_what_a_fresh_look_finds(max_seeds: int | None) -> None:
+    """The views of slots that are still empty, and what they show, are not made again."""
+    env = GrowthEnv(TaskFamily("digits", horizon=12, max_seeds=max_seeds), 2, rules=QUICK)
+    policy = at_random(4)
+    env.reset([0, 1])
+    kept = 0
+    while not env.over:
+        before = env.situations
+        step = env.step([policy(situation) for situation in before])
+        rows = zip(env.learners, env.situations, strict=True)
+        fresh = [observe(learner, s.horizon, s.history) for learner, s in rows]
+        assert env.situations == fresh
+        finished = [situation.remaining == 0 for situation in fresh]
+        for seen, expected in zip((step.observation, step.masks), encode(fresh, None, finished), strict=True):
+            for field in fields(expected):
+                assert torch.equal(getattr(seen, field.name), getattr(expected, field.name)), field.name
+        pairs = zip(before, env.situations, strict=True)
+        kept += sum(x is y for a, b in pairs for x, y in zip(a.slots, b.slots, strict=True))
+    assert kept > 0
 
 
 def test_what_was_not_measured_is_the_sentinel_and_never_zero() -> None:

@@ -45,7 +45,7 @@ class CapturedEpoch:
         self, learner: Learner, moving: list[Tensor], lane: Lane, key: Once, refused: Callable[[str], None]
     ) -> None:
         self.lane, self.signature = lane, key
-        self._learner: Learner | None = learner
+        self._serve(learner)
         self.topology: Hashable = None
         self.gave_up = False
         """It cannot be replayed, and the learner had better run eagerly."""
@@ -61,9 +61,14 @@ class CapturedEpoch:
         self.plan = torch.zeros(blocks, self._block, feed.batch_size, per_example, dtype=torch.int64, device=device)
         self.rates = torch.zeros(blocks, self._block, groups, dtype=rates, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
+        self.flat_plan, self.flat_rates = self.plan.view(-1), self.rates.view(-1)
+        # Lengths as numbers: to ask a tensor takes longer than most other things that are done in an epoch.
+        self._blocks, self._examples = blocks, len(self._val)
         parts = self._parts()
+        self.size, self._trained = sum(parts), sum(parts[:-1])
+        """Of the results: how many there are, and how many of them the updates show."""
         self._total = torch.zeros(parts[0], dtype=torch.float64, device=device)
-        self.results = torch.zeros(sum(parts), dtype=torch.float64, device=device)
+        self.results = torch.zeros(self.size, dtype=torch.float64, device=device)
         self._losses, self._norms, self._finite, self._numbers = torch.split(self.results, parts)
         self._packed = pack(learner.model)
         self._refused, self._drew = refused, False
@@ -72,7 +77,7 @@ class CapturedEpoch:
 
     def _parts(self) -> list[int]:
         model = self.learner.model
-        return [1 + len(model.incubating), 1 + len(model.seeds), 1, Contrasts(self.learner.measured_slots).size]
+        return [1 + len(self._incubating), 1 + len(model.seeds), 1, self._asked.size]
 
     # -- whose epoch it is ----------------------------------------------------------------------------------------
 
@@ -83,9 +88,9 @@ class CapturedEpoch:
 
     def bind(self, learner: Learner, moving: list[Tensor]) -> None:
         """`moving`: the learner's tensors, in the order of those that this was made for."""
-        self._learner = learner
+        self._serve(learner)
         self._storage.bind(moving)
-        if len(self.plan) > 1:  # an epoch that was interrupted has left them as they were
+        if self._blocks > 1:  # an epoch that was interrupted has left them as they were
             self._total.zero_()
             self._position.zero_()
         feed = tensor_feed(learner)
@@ -100,18 +105,24 @@ class CapturedEpoch:
         """The learner gets tensors of its own again."""
         self.learner.packed = {}
         self._storage.let_go()
-        self._learner = None
+        self._serve(None)
 
     def moved_on(self) -> None:
         """The learner is bound elsewhere now."""
         self._storage.forget()
-        self._learner = None
+        self._serve(None)
+
+    def _serve(self, learner: Learner | None) -> None:
+        """Note whose epoch it is, and what follows from its topology: both stay until the next call."""
+        self._learner = learner
+        self._incubating = [] if learner is None else learner.model.incubating
+        self._asked = Contrasts([] if learner is None else learner.measured_slots)
 
     # -- an epoch -------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         """All updates, by `plan` and `rates`, and an evaluation; the numbers are in `results`."""
-        for _ in range(len(self.plan)):
+        for _ in range(self._blocks):
             self._updates()
         self._measure()
 
@@ -120,20 +131,18 @@ class CapturedEpoch:
         self._measure()
 
     def read(self, numbers: list[float]) -> tuple[TrainReport, Evaluation]:
-        learner = self.learner
-        trained = len(numbers) - len(self._numbers)
-        report = learner.read_training(numbers[:trained], learner.model.incubating)
+        report = self.learner.read_training(numbers[: self._trained], self._incubating)
         return report, self.read_evaluation(numbers)
 
     def read_evaluation(self, numbers: list[float]) -> Evaluation:
-        return Contrasts(self.learner.measured_slots).read(numbers[-len(self._numbers) :], len(self._val))
+        return self._asked.read(numbers[self._trained :], self._examples)
 
     # -- what is captured -----------------------------------------------------------------------------------------
 
     def _make_updates(self) -> None:
         """One block of updates: the next one."""
         learner = self.learner
-        model, incubating = learner.model, learner.model.incubating
+        model, incubating = learner.model, self._incubating
         drawn = learner.rng_state, random.getstate()
         batches = tensor_feed(learner).gather(self._now(self.plan), self._train)
         model.train()
@@ -147,7 +156,7 @@ class CapturedEpoch:
                 if i + 1 < self._block:
                     learner.updated()
         total = torch.stack(losses).sum(0)
-        if len(self.plan) == 1:  # the only block of the epoch: nothing to add up, and none to come
+        if self._blocks == 1:  # the only block of the epoch: nothing to add up, and none to come
             self._losses.copy_(total)
         else:
             self._total.add_(total)
@@ -157,8 +166,7 @@ class CapturedEpoch:
 
     def _make_measurement(self) -> None:
         """What the epoch has shown; and all is ready for the next one."""
-        learner = self.learner
-        asked = Contrasts(learner.measured_slots)
+        learner, asked = self.learner, self._asked
         with preserved_rng(learner.model.device), learner.arithmetic(), measuring(learner.model):
             found = [
                 asked.numbers(*measure_batch(learner.model, batch, learner.loss, learner.score, asked.variants))
@@ -168,14 +176,14 @@ class CapturedEpoch:
         self._finite.copy_(all_finite(learner.model))
         if not self.gave_up:
             pack(learner.model, self._packed)
-        if len(self.plan) > 1:
+        if self._blocks > 1:
             self._losses.copy_(self._total)
             self._total.zero_()
             self._position.zero_()
 
     def _now(self, planned: Tensor) -> Tensor:
         """The block that is next; without a kernel if there is only one."""
-        return planned[0] if len(planned) == 1 else planned.index_select(0, self._position)[0]
+        return planned[0] if self._blocks == 1 else planned.index_select(0, self._position)[0]
 
     def _give_up(self, reason: str) -> None:
         """What is true of the updates is true of the evaluation: both see the same tensors, or neither."""

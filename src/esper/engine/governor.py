@@ -124,7 +124,7 @@ class Governor:
 
     def _diverged(self, measured: Evaluation, training_rose: bool) -> Verdict | None:
         s, level, start = self.settings, self._level(), self.chance
-        if level is None or start is None:
+        if level is None or start is None or measured.loss <= level.loss:  # no limit lies below the level
             return None
         spread = 1.4826 * median(abs(one.loss - level.loss) for one in self._recent) if self._recent else 0.0
         # Distances instead of products, for losses that may be negative.
@@ -228,9 +228,8 @@ class Snapshot:
         """`packed` is what `pack` gives, if that is known."""
         if not self._is_current():
             self._look()
-        with torch.no_grad():
-            for copies, tensors in self._flat:
-                copies.copy_(packed[copies.dtype] if packed else _lined_up(tensors), non_blocking=True)
+        for copies, tensors in self._flat:
+            copies.copy_(packed[copies.dtype] if packed else _lined_up(tensors), non_blocking=True)
 
     def _is_current(self) -> bool:
         """A host may put a new buffer in the place of an old one."""
@@ -299,13 +298,13 @@ def pack(model: GrowingModel, places: Mapping[torch.dtype, Tensor] | None = None
     """
     by_type: dict[torch.dtype, list[Tensor]] = {}
     for tensor in permanent_tensors(model).values():
-        by_type.setdefault(tensor.dtype, []).append(tensor.detach())
+        by_type.setdefault(tensor.dtype, []).append(tensor)
     places = places or {}
     return {dtype: _lined_up(tensors, places.get(dtype)) for dtype, tensors in by_type.items()}
 
 
 def _lined_up(tensors: Sequence[Tensor], place: Tensor | None = None) -> Tensor:
-    return torch.cat([tensor.reshape(-1) for tensor in tensors], out=place)
+    return torch.cat([tensor.detach().reshape(-1) for tensor in tensors], out=place)
 
 
 def _permanent_seeds(model: GrowingModel) -> tuple[int, ...]:

@@ -195,15 +195,19 @@ def _too_many(wanted: int, running: int) -> str:
 
 def _upload(plans: Sequence[Tensor], rates: Sequence[list[list[float]]], epochs: Sequence[CapturedEpoch]) -> None:
     """Write examples and learning rates into the epochs of one device, with one transfer for all of them."""
-    to_plans, to_rates = [epoch.plan for epoch in epochs], [epoch.rates for epoch in epochs]
+    to_plans, to_rates = [epoch.flat_plan for epoch in epochs], [epoch.flat_rates for epoch in epochs]
     numbers = torch.tensor([x for rows in rates for row in rows for x in row], dtype=to_rates[0].dtype)
-    flat = torch.cat([torch.cat([plan.flatten() for plan in plans]).view(torch.uint8), numbers.view(torch.uint8)])
-    if to_plans[0].is_cuda:
-        flat = flat.pin_memory().to(to_plans[0].device, non_blocking=True)
-    examples, numbers = torch.split(flat, [flat.numel() - numbers.nbytes, numbers.nbytes])
-    for targets, arrived in ((to_plans, examples), (to_rates, numbers)):
+    sizes = [sum(plan.nbytes for plan in plans), numbers.nbytes]
+    on_gpu = to_plans[0].is_cuda
+    flat = torch.empty(sum(sizes), dtype=torch.uint8, pin_memory=on_gpu)
+    examples, rest = torch.split(flat, sizes)
+    torch.cat([plan.view(-1) for plan in plans], out=examples.view(to_plans[0].dtype))
+    rest.copy_(numbers.view(torch.uint8))
+    if on_gpu:
+        examples, rest = torch.split(flat.to(to_plans[0].device, non_blocking=True), sizes)
+    for targets, arrived in ((to_plans, examples), (to_rates, rest)):
         pieces = torch.split(arrived.view(targets[0].dtype), [target.numel() for target in targets])
-        torch._foreach_copy_(targets, [piece.view(t.shape) for piece, t in zip(pieces, targets, strict=True)])
+        torch._foreach_copy_(targets, pieces)
 
 
 def _by_device(epochs: Sequence[CapturedEpoch]) -> list[list[CapturedEpoch]]:
@@ -226,8 +230,9 @@ class _Launched(Generic[_Report]):
             self.way_back.follow(end)
         with self.way_back.running():
             arriving = Arriving(torch.cat([epoch.results for epoch in self.epochs]))
-        rows = torch.split(arriving.wait(), [len(epoch.results) for epoch in self.epochs])
-        return {e.learner: self.read(e, row.tolist()) for e, row in zip(self.epochs, rows, strict=True)}
+        numbers = arriving.wait().tolist()
+        ends = accumulate(epoch.size for epoch in self.epochs)
+        return {e.learner: self.read(e, numbers[end - e.size : end]) for e, end in zip(self.epochs, ends, strict=True)}
 
 
 class _Reports(Generic[_Report]):

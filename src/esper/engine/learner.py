@@ -197,11 +197,10 @@ class Learner:
         seeded = self._seeded
         losses = [total / self.feed.updates_per_epoch for total in numbers[: 1 + len(incubating)]]
         host, *seeds, finite = numbers[len(losses) :]
-        sizes = [sum(parameter.numel() for parameter in slot.trained) for slot in seeded]
         return TrainReport(
             loss=losses[0],
             host_gradient=host,
-            seed_gradients={s.index: g / max(1, n) ** 0.5 for s, g, n in zip(seeded, seeds, sizes, strict=True)},
+            seed_gradients={s.index: g / max(1, s.trained_size) ** 0.5 for s, g in zip(seeded, seeds, strict=True)},
             shadow_losses={slot.index: loss for slot, loss in zip(incubating, losses[1:], strict=True)},
             finite=finite == 1.0,
         )

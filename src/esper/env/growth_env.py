@@ -8,12 +8,8 @@ depends on nothing outside of it, so N and the neighbours change no number.
 from __future__ import annotations
 
 import gc
-import time
-from collections import defaultdict
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, fields, replace
-from typing import TypeVar
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -26,7 +22,7 @@ from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, Pending, evaluate, gather
 from esper.engine.precision import Precision
 from esper.engine.prepare import task_learner
-from esper.env.observation import decode, encode
+from esper.env.observation import Encoder, decode
 from esper.env.reward.config import RewardConfig
 from esper.env.reward.level import LossScale
 from esper.env.reward.model import RewardModel, RewardStep
@@ -35,11 +31,7 @@ from esper.env.spaces import ActionMasks, Observation
 from esper.lifecycle import Rules
 from esper.tasks.family import Draw, Family
 from esper.tasks.feed import chunks
-
-VIEWED = 8
-"""Rows that become tensors together: soon after their epoch, while a GPU still works on others."""
-
-_Tensors = TypeVar("_Tensors", Observation, ActionMasks)
+from esper.telemetry.profiler import PhaseTimers
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,9 +106,11 @@ class GrowthEnv:
         self._devices = _spread(self.device)
         on_gpu = self.device.type == "cuda"
         self._cache = GraphCache() if (on_gpu if graphs is None else graphs) else None
-        self.seconds: defaultdict[str, float] = defaultdict(float)
+        self._phase = PhaseTimers()
+        self.seconds = self._phase.seconds
         """Wall time by phase, since construction."""
         self._episodes: list[_Episode] = []
+        self._encoder = Encoder(0, 0)
         self._engine = EagerEngine([])
 
     # -- the process ---------------------------------------------------------------------------------------------------
@@ -135,7 +129,11 @@ class GrowthEnv:
             places = [self._devices[row % len(self._devices)] for row in range(self.size)]
             self._episodes = [self._begin(*chosen) for chosen in zip(numbers, places, strict=True)]
             self._engine = self._make_engine([episode.learner for episode in self._episodes])
-        return self._joined([self._view(self._episodes)])
+            width = self.slots or max(len(episode.situation.slots) for episode in self._episodes)
+            self._encoder = Encoder(self.size, width)
+            for row, episode in enumerate(self._episodes):
+                self._encoder.write(row, episode.situation)
+        return self._shown()
 
     def step(self, actions: Tensor | Sequence[Action]) -> EnvStep:
         """One epoch for every network whose episode goes on, after its action: a tensor [N, heads] or records."""
@@ -145,19 +143,15 @@ class GrowthEnv:
         active = [not episode.over for episode in self._episodes]
         records = self._engine.stepping([a if on else WAIT for a, on in zip(chosen, active, strict=True)], active)
         infos: list[StepInfo | None] = []
-        views = []
         try:
-            for first in range(0, self.size, VIEWED):
-                some = self._episodes[first : first + VIEWED]
-                for episode in some:
-                    with self._phase("engine"):
-                        record = next(records)  # a GPU works on the next ones meanwhile
-                    infos.append(None if record is None else self._advance(episode, record))
-                views.append(self._view(some))
+            for row in range(self.size):
+                with self._phase("engine"):
+                    record = next(records)  # a GPU works on the next ones meanwhile
+                infos.append(None if record is None else self._advance(row, record))
         except Exception:
             self._episodes = []  # some have made the step and some have not: nothing can follow but a reset
             raise
-        observation, masks = self._joined(views)
+        observation, masks = self._shown()
         return EnvStep(
             observation,
             masks,
@@ -225,14 +219,16 @@ class GrowthEnv:
         records: list[EpochRecord] = []
         return _Episode(draw, learner, reward, records, observe(learner, draw.horizon, records))
 
-    def _advance(self, episode: _Episode, record: EpochRecord) -> StepInfo:
+    def _advance(self, row: int, record: EpochRecord) -> StepInfo:
         """Note the epoch, end the episode if it is time, and reward the step."""
+        episode = self._episodes[row]
         before, learner = episode.situation, episode.learner
         broken = record.verdict is not None
         episode.over = broken or learner.epoch >= episode.draw.horizon
         episode.records.append(record)
         with self._phase("observe"):
-            after = observe(learner, episode.draw.horizon, tuple(episode.records))
+            after = observe(learner, episode.draw.horizon, tuple(episode.records), before)
+            self._encoder.write(row, after)
         with self._phase("reward"):
             reward = episode.reward.step(
                 before,
@@ -245,28 +241,10 @@ class GrowthEnv:
         paths, model = tuple(slot.path for slot in after.slots), learner.model
         return StepInfo(record, reward, paths, model.acting_parameters, model.host_parameters)
 
-    def _view(self, some: Sequence[_Episode]) -> tuple[Observation, ActionMasks]:
-        """What some rows show, on the CPU."""
-        width = self.slots or max(len(episode.situation.slots) for episode in self._episodes)
+    def _shown(self) -> tuple[Observation, ActionMasks]:
         with self._phase("observe"):
-            return encode([e.situation for e in some], width, finished=[e.over for e in some])
-
-    def _joined(self, views: Sequence[tuple[Observation, ActionMasks]]) -> tuple[Observation, ActionMasks]:
-        with self._phase("observe"):
-            observations, masks = zip(*views, strict=True)
-            return _rows(observations).to(self.device), _rows(masks).to(self.device)
-
-    @contextmanager
-    def _phase(self, name: str) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        self.seconds[name] += time.perf_counter() - started
-
-
-def _rows(parts: Sequence[_Tensors]) -> _Tensors:
-    """Batches of rows as one."""
-    kind = type(parts[0])
-    return kind(*(torch.cat([getattr(part, field.name) for part in parts]) for field in fields(kind)))
+            observation, masks = self._encoder.tensors([episode.over for episode in self._episodes])
+            return observation.to(self.device), masks.to(self.device)
 
 
 def _on_test(episode: _Episode) -> Pending[Evaluation]:

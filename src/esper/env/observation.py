@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.actions import BLENDS, HEAD_NAMES, WAIT, Action, Op
-from esper.engine.eager import EpochRecord
 from esper.env.situation import Situation, SlotView
 from esper.env.spaces import ActionMasks, Observation
 from esper.growth.blueprints import LAYOUTS, blueprint_names
@@ -34,7 +33,8 @@ HISTORY = 4
 
 def squash(value: float, scale: float) -> float:
     """Sign-preserving logarithm, 1 at `scale`, clipped there: large values stay bounded, small ones stay visible."""
-    return math.copysign(min(1.0, math.log1p(abs(value)) / math.log1p(scale)), value)
+    size = math.log1p(abs(value)) / math.log1p(scale)
+    return math.copysign(size if size < 1.0 else 1.0, value)
 
 
 def _one_hot(values: Iterable[_Value]) -> dict[_Value, tuple[float, ...]]:
@@ -51,17 +51,11 @@ def _padded(values: list[float]) -> list[float]:
     return values + [NOT_MEASURED] * (HISTORY + 1 - len(values))
 
 
-def _latest(s: Situation) -> list[EpochRecord]:
-    """The current epoch and those before it, the current one first."""
-    return list(s.history[: -HISTORY - 2 : -1])
-
-
-def _accuracies(s: Situation) -> list[float]:
-    return _padded([record.measured.accuracy / 100 for record in _latest(s)])
-
-
-def _losses(s: Situation) -> list[float]:
-    return _padded([squash(record.measured.loss, 20.0) for record in _latest(s)])
+def _results(s: Situation) -> list[float]:
+    """Accuracies and losses of the current epoch and those before it, the current one first."""
+    latest = [record.measured for record in s.history[: -HISTORY - 2 : -1]]
+    accuracies = [measured.accuracy / 100 for measured in latest]
+    return _padded(accuracies) + _padded([squash(measured.loss, 20.0) for measured in latest])
 
 
 def _training(s: Situation) -> Sequence[float]:
@@ -77,8 +71,8 @@ def _training(s: Situation) -> Sequence[float]:
 
 
 def _since_best(s: Situation) -> float:
-    accuracies = [record.measured.accuracy for record in s.history]
-    return (len(accuracies) - 1 - int(np.argmax(accuracies))) / s.horizon
+    accuracies = np.array([record.measured.accuracy for record in s.history])
+    return (len(accuracies) - 1 - int(accuracies.argmax())) / s.horizon
 
 
 def _sizes(s: Situation) -> Sequence[float]:
@@ -112,8 +106,7 @@ def _last_op(s: Situation) -> Sequence[float]:
 # Names, and the function that gives their values: related ones together, because every call takes time.
 _OVERALL: list[tuple[tuple[str, ...], Callable[[Situation], Sequence[float]]]] = [
     (("progress", "epochs_left"), lambda s: (s.epoch / s.horizon, min(1.0, s.remaining / 50))),
-    (tuple(f"val_accuracy_{ago}_ago" for ago in range(HISTORY + 1)), _accuracies),
-    (tuple(f"val_loss_{ago}_ago" for ago in range(HISTORY + 1)), _losses),
+    (tuple(f"val_{what}_{ago}_ago" for what in ("accuracy", "loss") for ago in range(HISTORY + 1)), _results),
     (("train_loss", "generalisation_gap", "epochs_since_best", "host_gradient"), _training),
     (("growth", "budget_left", "seeds_left", "host_size"), _sizes),
     (tuple(_STAGES_TOGETHER), _shares),
@@ -160,16 +153,81 @@ _SLOT: list[tuple[tuple[str, ...], Callable[[Situation, SlotView], Sequence[floa
 SLOT_FIELDS = tuple(name for names, _ in _SLOT for name in names)
 
 
+_FIELD_OF_OP = {
+    Op.GERMINATE: SLOT_FIELDS.index("growable"),
+    Op.PRUNE: SLOT_FIELDS.index("prunable"),
+    Op.FOSSILIZE: SLOT_FIELDS.index("fossilizable"),
+}
+"""Which feature of a slot says that the operation is possible there."""
+
+# -- all together -----------------------------------------------------------------------------------------------------
+
+
+class Encoder:
+    """The situations of some networks as tensors, padded to a number of slots.
+
+    What it was told of a row stays until it is told otherwise, slot by slot: an empty slot is the same view epoch
+    after epoch, and costs nothing.
+    """
+
+    def __init__(self, networks: int, slots: int) -> None:
+        self._names = blueprint_names()
+        shape = (networks, slots)
+        self._views: dict[tuple[int, int], SlotView] = {}
+        """What was written, by row and slot."""
+        self._overall = np.zeros((networks, len(OVERALL_FIELDS)), np.float32)
+        self._features = np.zeros((*shape, len(SLOT_FIELDS)), np.float32)
+        self._planted = np.zeros(shape, np.int64)
+        self._costs = np.full((*shape, len(self._names)), NOT_MEASURED, np.float32)
+        self._present = np.zeros(shape, bool)
+        self._growable = np.zeros((*shape, len(self._names)), bool)
+
+    def write(self, row: int, s: Situation) -> None:
+        """The situation of one network, from now on."""
+        self._overall[row] = [x for _, values in _OVERALL for x in values(s)]
+        for v in s.slots:
+            place = row, v.index
+            last = self._views.get(place)
+            if v is last:
+                continue
+            self._views[place] = v
+            self._features[place] = [x for _, values in _SLOT for x in values(s, v)]
+            self._planted[place] = 0 if v.blueprint is None else self._names.index(v.blueprint) + 1
+            self._growable[place] = _marks(v.growable, self._names)
+            if last is None or v.costs is not last.costs:
+                self._costs[place] = _relative(tuple(v.costs.items()), s.host_parameters, self._names)
+                self._present[place] = True
+
+    def tensors(self, finished: Sequence[bool]) -> tuple[Observation, ActionMasks]:
+        """All rows as they are now. Where an episode is `finished`, nothing but WAIT is possible."""
+        goes_on = ~np.array(finished, bool)[:, None, None]
+        growable = self._growable & goes_on
+        slot_mask = np.zeros((len(growable), len(Op), growable.shape[1]), bool)
+        for op, field in _FIELD_OF_OP.items():
+            slot_mask[:, op] = self._features[:, :, field] > 0.0
+        slot_mask &= goes_on
+        op_mask: NDArray[np.bool_] = np.any(slot_mask, axis=2)
+        op_mask[:, Op.WAIT] = True
+        blend: NDArray[np.bool_] = np.repeat(np.any(growable, axis=2, keepdims=True), len(BLENDS), 2)
+        shown = (self._overall, self._features, self._planted, self._costs, self._present)
+        return (
+            Observation(*(torch.from_numpy(part.copy()) for part in shown)),
+            ActionMasks(*map(torch.from_numpy, (op_mask, slot_mask, growable, blend))),
+        )
+
+
 @lru_cache(4096)
 def _marks(some: frozenset[str], names: tuple[str, ...]) -> NDArray[np.bool_]:
     return np.array([name in some for name in names], bool)
 
 
 @lru_cache(4096)
-def _by_name(some: tuple[str, ...], values: tuple[float, ...], names: tuple[str, ...]) -> NDArray[np.float64]:
-    """The value of each name; of others, none."""
-    known = dict(zip(some, values, strict=True))
-    return np.array([known.get(name, math.nan) for name in names])
+def _relative(costs: tuple[tuple[str, int], ...], host_parameters: int, names: tuple[str, ...]) -> NDArray[np.float64]:
+    """What each blueprint costs, in host sizes, squashed; `NOT_MEASURED` where it does not fit."""
+    known = dict(costs)
+    sizes = np.array([known.get(name, math.nan) for name in names]) / host_parameters
+    squashed = np.minimum(1.0, np.log1p(sizes) / math.log1p(20.0))  # `squash`, all at once
+    return np.where(np.isnan(sizes), NOT_MEASURED, squashed)
 
 
 def encode(
@@ -179,39 +237,10 @@ def encode(
 
     Where an episode is `finished`, nothing but WAIT is possible.
     """
-    width = slots or max(len(s.slots) for s in situations)
-    names = blueprint_names()
-    n, b = len(situations), len(names)
-    features = np.zeros((n, width, len(SLOT_FIELDS)), np.float32)
-    planted = np.zeros((n, width), np.int64)
-    costs = np.full((n, width, b), np.nan)
-    present = np.zeros((n, width), bool)
-    growable = np.zeros((n, width, b), bool)
-    slot_mask = np.zeros((n, len(Op), width), bool)
-    overall = np.array([[x for _, values in _OVERALL for x in values(s)] for s in situations], np.float32)
-    for i, s in enumerate(situations):
-        for v in s.slots:
-            j = v.index
-            features[i, j] = [x for _, values in _SLOT for x in values(s, v)]
-            planted[i, j] = 0 if v.blueprint is None else names.index(v.blueprint) + 1
-            present[i, j] = True
-            costs[i, j] = _by_name(tuple(v.costs), tuple(v.costs.values()), names)
-            growable[i, j] = _marks(v.growable, names)
-            slot_mask[i, :, j] = [v.allows(op) for op in _OPS]
-    costs /= np.array([s.host_parameters for s in situations])[:, None, None]
-    squashed = np.minimum(1.0, np.log1p(costs) / math.log1p(20.0))  # `squash`, all at once
-    costs = np.where(np.isnan(costs), NOT_MEASURED, squashed).astype(np.float32)
-    if finished is not None:
-        slot_mask[np.asarray(finished)] = False
-        growable[np.asarray(finished)] = False
-    op_mask: NDArray[np.bool_] = np.any(slot_mask, axis=2)
-    op_mask[:, Op.WAIT] = True
-    blend: NDArray[np.bool_] = np.repeat(np.any(growable, axis=2, keepdims=True), len(BLENDS), 2)
-    t = torch.from_numpy
-    return (
-        Observation(t(overall), t(features), t(planted), t(costs), t(present)),
-        ActionMasks(t(op_mask), t(slot_mask), t(growable), t(blend)),
-    )
+    encoder = Encoder(len(situations), slots or max(len(s.slots) for s in situations))
+    for row, s in enumerate(situations):
+        encoder.write(row, s)
+    return encoder.tensors(finished or [False] * len(situations))
 
 
 def decode(actions: Tensor, reason: str = "") -> list[Action]:

@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import zip_longest
 
 from esper.actions import Action, Effect, Op
 from esper.engine.eager import EpochRecord
 from esper.engine.learner import Learner
 from esper.growth.blueprints import Layout
+from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
 from esper.lifecycle import Contrast, Stage
 
@@ -93,22 +95,37 @@ class Situation:
         return [slot for slot in self.slots if slot.allows(op)]
 
 
-def observe(learner: Learner, horizon: int, history: Sequence[EpochRecord]) -> Situation:
+def observe(
+    learner: Learner, horizon: int, history: Sequence[EpochRecord], before: Situation | None = None
+) -> Situation:
+    """What there is to know now. `before`, the same an epoch ago, spares the views of slots that are still empty."""
     model = learner.model
+    parameters = model.parameter_count
+    seeds_left = None if model.max_seeds is None else model.max_seeds - len(model.seeds)
+    room = (model.budget, parameters, seeds_left)  # what may grow in an empty slot depends on nothing else
+    known = before.slots if before is not None and (before.budget, before.parameters, before.seeds_left) == room else ()
     return Situation(
         epoch=learner.epoch,
         horizon=horizon,
         history=history,
-        parameters=model.parameter_count,
+        parameters=parameters,
         host_parameters=model.host_parameters,
         budget=model.budget,
-        seeds_left=None if model.max_seeds is None else model.max_seeds - len(model.seeds),
-        slots=tuple(_view(learner, slot) for slot in model.slots),
+        seeds_left=seeds_left,
+        slots=tuple(
+            view if view and _is_still_empty(model, slot, view) else _view(model, slot)
+            for slot, view in zip_longest(model.slots, known)
+        ),
     )
 
 
-def _view(learner: Learner, slot: Slot) -> SlotView:
-    model, life = learner.model, slot.life
+def _is_still_empty(model: GrowingModel, slot: Slot, view: SlotView) -> bool:
+    """Nothing counts epochs in an empty slot; but new blueprints may have been registered."""
+    return view.stage is slot.life.stage is Stage.DORMANT and view.costs is model.costs(slot)
+
+
+def _view(model: GrowingModel, slot: Slot) -> SlotView:
+    life = slot.life
     return SlotView(
         index=slot.index,
         path=slot.path,

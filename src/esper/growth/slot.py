@@ -46,6 +46,8 @@ class Slot:
         self.seed: Seed | None = None
         self.trained: list[Tensor] = []
         """What an optimizer must train of the seed; a blueprint may hold constants as well."""
+        self.trained_size = 0
+        """How many numbers that is."""
         self.alpha = torch.zeros(())  # a tensor, so that neither a CUDA graph nor a compiled region bakes it in
         self._alpha_set = 0.0
         self.mode = Mode.LIVE
@@ -58,6 +60,7 @@ class Slot:
         """Join a seed to the host. `host` lends the running statistics that the shadow pass starts from."""
         self.seed = seed
         self.trained = [parameter for parameter in seed.parameters() if parameter.requires_grad]
+        self.trained_size = sum(parameter.numel() for parameter in self.trained)
         self.alpha, self._alpha_set = torch.zeros((), device=next(seed.parameters()).device), 0.0
         self._handle = self.module.register_forward_hook(self._hook)
         self._shadow_buffers = [
@@ -70,7 +73,7 @@ class Slot:
         if self._handle is not None:
             self._handle.remove()
         self.seed = self._handle = self._repeat = None
-        self.trained, self._shadow_buffers = [], []
+        self.trained, self.trained_size, self._shadow_buffers = [], 0, []
         self.alpha, self._alpha_set = torch.zeros(()), 0.0  # not the old one: its place may be another network's by now
 
     def end_incubation(self) -> None:

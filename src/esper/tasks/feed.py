@@ -60,7 +60,9 @@ class TensorFeed:
 
         Drawn with replacement, so that the stream's whole state is its generator's state.
         """
-        return torch.stack([self._draw() for _ in range(updates)])
+        if self.augment:
+            return torch.stack([self._draw_augmented() for _ in range(updates)])
+        return self._draw(updates, self.batch_size, 1)  # the numbers of one draw per update, at once
 
     def gather(self, plan: Tensor, train: Split | None = None) -> list[tuple[Tensor, Tensor]]:
         """The planned minibatches, on the device of the plan; `train` is a copy of the data elsewhere."""
@@ -75,9 +77,11 @@ class TensorFeed:
         size = plan.shape[1]
         return list(zip(torch.split(x, size), torch.split(y[index], size), strict=True))
 
-    def _draw(self) -> Tensor:
-        index = torch.randint(len(self.train), (self.batch_size, 1), generator=self.generator)
-        return torch.cat([index, draw_crops(self.generator, self.batch_size)], 1) if self.augment else index
+    def _draw(self, *shape: int) -> Tensor:
+        return torch.randint(len(self.train), shape, generator=self.generator)
+
+    def _draw_augmented(self) -> Tensor:
+        return torch.cat([self._draw(self.batch_size, 1), draw_crops(self.generator, self.batch_size)], 1)
 
     def validation(self) -> Iterable[Batch]:
         return chunks(self.val)

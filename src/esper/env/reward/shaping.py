@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 
 from esper.env.reward.config import RewardConfig
 from esper.env.reward.costs import claim
@@ -26,6 +27,8 @@ PROGRESS: Mapping[Stage, float] = {
     Stage.FOSSILIZED: 1.0,
 }
 """Share of a seed's way that it has behind it on entering a stage."""
+_FOLLOWING = dict(pairwise(PROGRESS.values()))
+"""The share after each."""
 DWELL_SHARE = 0.5
 """Part of the way to the next stage that is counted for staying in this one."""
 DWELL_EPOCHS = 4
@@ -55,12 +58,11 @@ def potential(
     score = bounded(level - rent(situation.parameters, situation.host_parameters, config.rent_rate))
     if config.mode == "simplified":
         return Potential(score)
-    seeds = [(slot, traces.get(slot.index)) for slot in situation.slots]
-    return Potential(
-        score,
-        progress=config.progress_weight * sum(progress(slot, legitimacy(config, trace)) for slot, trace in seeds),
-        credit=sum(credit(config, meter, slot, discount(config, trace, level)) for slot, trace in seeds),
-    )
+    # An empty or resting slot promises nothing.
+    seeds = [(slot, traces.get(slot.index)) for slot in situation.slots if slot.stage in PROGRESS]
+    ways = (progress(slot, legitimacy(config, trace)) for slot, trace in seeds)
+    credits = (credit(config, meter, slot, discount(config, trace, level)) for slot, trace in seeds)
+    return Potential(score, progress=config.progress_weight * sum(ways, 0.0), credit=sum(credits, 0.0))
 
 
 def progress(slot: SlotView, legitimacy: float = 1.0) -> float:
@@ -71,8 +73,7 @@ def progress(slot: SlotView, legitimacy: float = 1.0) -> float:
     if slot.stage is Stage.FOSSILIZED:
         held = PROGRESS[Stage.HOLDING]
         return held + (start - held) * legitimacy
-    following = min(share for share in PROGRESS.values() if share > start)
-    return start + DWELL_SHARE * (following - start) * min(1.0, slot.dwell / DWELL_EPOCHS)
+    return start + DWELL_SHARE * (_FOLLOWING[start] - start) * min(1.0, slot.dwell / DWELL_EPOCHS)
 
 
 def legitimacy(config: RewardConfig, trace: SeedTrace | None) -> float:

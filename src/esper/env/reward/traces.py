@@ -29,6 +29,8 @@ class SeedTrace:
 
 def follow(traces: dict[int, SeedTrace], before: Situation, record: EpochRecord, level_before: float) -> None:
     """Bring the traces (by slot) up to date with the epoch's transitions."""
+    if not record.transitions:  # most epochs
+        return
     index_of = {slot.path: slot.index for slot in before.slots}
     for transition in record.transitions:
         index = index_of[transition.slot]
