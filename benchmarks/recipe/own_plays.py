@@ -2,7 +2,7 @@
 
     python benchmarks/recipe/own_plays.py --policy start.safetensors --family varied --known recordings/varied \
         --problems 200 --workers 2 --out recordings/round1
-    python benchmarks/recipe/planner.py recordings/varied --also recordings/round1 --out recordings/labelled
+    python benchmarks/recipe/learn.py --taught r/4 --portfolios recordings/varied --plays recordings/round1 --out better
 
 The wrong seeds of a portfolio are anyone's; a policy's own mistakes are the plausible ones, and only here does it see
 how to notice them and what to do then. The policy rolls its dice, and now and then takes a random legal decision.

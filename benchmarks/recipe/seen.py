@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from esper.actions import BLENDS, HEAD_NAMES, Op
@@ -22,8 +24,10 @@ seeds without benefit that incubate at age 5, one in three helps in the end; of 
 and of those that hold, one in twelve."""
 
 BLUEPRINT = {name: index for index, name in enumerate(blueprint_names())}
+_POINTS, _SIZES, _ROOM = 50.0, 20.0, 10.0
+"""Scales by which an observation squashes points of accuracy, sizes over the host's, and what is left of the budget."""
 _FIELD = {name: index for index, name in enumerate(SLOT_FIELDS)}
-_EPOCHS_LEFT = list(OVERALL_FIELDS).index("epochs_left")
+_EPOCHS_LEFT, _BUDGET_LEFT = (list(OVERALL_FIELDS).index(name) for name in ("epochs_left", "budget_left"))
 
 
 class Seen:
@@ -51,8 +55,7 @@ class Seen:
 
     def surplus(self, slot: int) -> float:
         """Points of gain beyond the rent."""
-        size = math.expm1(self.field("parameters", slot) * math.log1p(20.0))  # over that of the host
-        return self.gain(slot) - RENT_RATE * size
+        return self.gain(slot) - RENT_RATE * _unsquashed(self.field("parameters", slot), _SIZES)
 
     def helps(self, slot: int) -> bool:
         return self.surplus(slot) > HELPS
@@ -67,9 +70,19 @@ class Seen:
 
 def points(squashed: float) -> float:
     """Of accuracy, from how an observation shows them; 0 where nothing was measured."""
-    if squashed == NOT_MEASURED:
-        return 0.0
-    return math.copysign(math.expm1(abs(squashed) * math.log1p(50.0)), squashed)
+    return 0.0 if squashed == NOT_MEASURED else _unsquashed(squashed, _POINTS)
+
+
+def costs_and_room(episodes: Episodes, row: int) -> tuple[NDArray[np.float64], float]:
+    """At first: what each blueprint costs in each slot (infinitely much where it does not fit), and what there is to
+    spend; both in sizes of the host. No budget looks like the largest that an observation can show."""
+    shown = episodes.observation.costs[row, 0].double()
+    costs = torch.where(shown == NOT_MEASURED, torch.inf, torch.expm1(shown * math.log1p(_SIZES)))
+    return costs.numpy(), _unsquashed(float(episodes.observation.overall[row, 0, _BUDGET_LEFT]), _ROOM)
+
+
+def _unsquashed(squashed: float, scale: float) -> float:
+    return math.copysign(math.expm1(abs(squashed) * math.log1p(scale)), squashed)
 
 
 def action(op: Op, slot: int = 0, blueprint: int = 0) -> Tensor:

@@ -108,9 +108,13 @@ def _copy(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def imitation_losses(network: FactoredRecurrentActorCritic, rows: Rows) -> tuple[Tensor, Tensor]:
+    """Of the decisions, and of the values."""
+    return losses_of(network(rows.observation, rows.masks, network.initial_state(len(rows))), rows)
+
+
+def losses_of(out: NetworkOutput, rows: Rows) -> tuple[Tensor, Tensor]:
     """Of the decisions: weighted cross-entropy of each head where the action uses it, averaged there, summed over the
     heads. And of the values."""
-    out: NetworkOutput = network(rows.observation, rows.masks, network.initial_state(len(rows)))
     used = out.policy.relevant(rows.action) & rows.valid[..., None]  # [E, T, heads]
     surprise = -out.policy.log_prob(rows.action) * rows.weight
     heads = [mean_where(surprise[..., h], used[..., h]) for h in range(used.shape[-1])]

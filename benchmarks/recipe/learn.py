@@ -1,0 +1,183 @@
+"""A policy from what teachers say, and from what it would cost not to heed them.
+
+    python benchmarks/recipe/learn.py --taught r/4 --portfolios p/a p/b --plays p/round1 --seeds 0 1 2 --out policies
+
+`--taught` are recordings with labels: those are imitated. On the problems of portfolios, `planner.py` says what to do,
+and what every planting promises; there the policy learns to lose little: the second-best plan costs it next to nothing,
+a ruinous one a lot. Imitation would count both as one mistake. A seventh of these problems is kept apart: what is
+printed, and which epoch's weights are kept, goes by them.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from planner import Promises, lessons
+from rounds import chosen_options
+from torch import Tensor
+
+from esper.actions import Op
+from esper.agent.buffer import minibatches
+from esper.agent.controller import growth_network_config
+from esper.agent.warm_start import save_policy
+from esper.growth.blueprints import blueprint_names
+from esper.offline.cloning import CloneConfig, balanced, class_weights, counted
+from esper.offline.episodes import Episodes, growth_schema, join
+from esper.offline.fitting import Pace, fit, losses_of, mean_where, new_network
+from esper.offline.recording import read
+from esper.offline.rows import DISCOUNT, Rows, prepare, units_of
+from esper.policy.distribution import FactoredPolicy
+from esper.policy.network import NetworkOutput
+
+TAUGHT_TIMES = 3
+"""How often the taught recordings count: there are fewer of them, and what is not repeated is forgotten."""
+EPOCHS = 8
+WEIGHT = 0.3
+"""Of a point of regret per episode, beside the cross-entropy."""
+IMITATED = 0.1
+"""Weight of the label where plantings are promised: regret teaches little about what has no probability yet."""
+MOST = 20.0
+"""Points beyond which one mistake is as bad as another."""
+STRANGE = -3.0
+"""What a seed is taken to promise that no plan has ever had."""
+KEPT_APART = 7
+"""One problem of so many."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lessons:
+    """Rows to imitate, with what plantings promise there."""
+
+    rows: Rows
+    promises: Promises
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def decided(self) -> Tensor:
+        """Where there is something to plant, [E, T]."""
+        return ~self.promises.wait.isnan() & self.rows.valid
+
+    def shuffled(self, size: int, generator: torch.Generator) -> Iterator[Lessons]:
+        for chosen in minibatches(len(self), -(-len(self) // size), generator):
+            rows = self.rows.select(chosen)
+            yield Lessons(rows, self.promises.select(chosen, rows.valid.shape[1]))
+
+
+def losses(promises: Promises) -> tuple[Tensor, Tensor]:
+    """Points that each planting, [..., slots, blueprints], and waiting, [...], promise less than the best choice."""
+    wait = promises.wait.nan_to_num(0.0)  # where there is nothing to decide any number will do, but it must be one
+    best = torch.maximum(promises.plant.nan_to_num(-torch.inf).flatten(-2).amax(-1), wait)
+    plant = best[..., None, None] - promises.plant.nan_to_num(STRANGE)
+    return plant.clamp(max=MOST), (best - wait).clamp(max=MOST)
+
+
+def expected_regret(policy: FactoredPolicy, promises: Promises) -> Tensor:
+    """Points that the policy gives away by what it plants, or does not, [...]."""
+    plant, wait = losses(promises)
+    choosing = policy.op[..., Op.GERMINATE, None] + policy.slot[..., Op.GERMINATE, :]
+    planting = (choosing[..., None] + policy.blueprint).exp() * policy.masks.blueprint
+    otherwise = 1.0 - planting.flatten(-2).sum(-1)
+    return (planting * plant).flatten(-2).sum(-1) + otherwise * wait
+
+
+def greedy_regret(policy: FactoredPolicy, promises: Promises) -> Tensor:
+    """The same if it does what it finds most probable, which is how it will be used."""
+    plant, wait = losses(promises)
+    slot, blueprint, _, op = policy.mode().unbind(-1)
+    chosen = plant.flatten(-2).gather(-1, (slot * plant.shape[-1] + blueprint)[..., None])[..., 0]
+    return torch.where(op == Op.GERMINATE, chosen, wait)
+
+
+def learn(taught: Episodes, told: Episodes, promises: Promises, seed: int) -> tuple[Learner, float]:
+    """A policy, and the points that it gives away in a decision on problems that were kept apart."""
+    apart = told.draw % KEPT_APART == 0
+    known, asked = (~apart).nonzero().flatten(), apart.nonzero().flatten()
+    learner = Learner(join([*[taught] * TAUGHT_TIMES, told.select(known)]), seed)
+    lessons = learner.lessons(promises.select(known))
+    judge = Lessons(prepare(told.select(asked), learner.units, DISCOUNT, action="label"), promises.select(asked))
+    pace = Pace(EPOCHS, CloneConfig().episodes, CloneConfig().learning_rate, seed)
+
+    def regret() -> Tensor:
+        return mean_where(greedy_regret(learner.output(judge.rows).policy, judge.promises), judge.decided)
+
+    fit("policy", learner.network, lessons, learner.loss, regret, pace, _say)
+    with torch.no_grad():
+        return learner, float(regret())
+
+
+class Learner:
+    """A network, and what it learns from."""
+
+    def __init__(self, episodes: Episodes, seed: int) -> None:
+        self.episodes = episodes
+        self.network = new_network(growth_network_config(), seed)
+        self.units = units_of(episodes, self.network, DISCOUNT)
+
+    def lessons(self, promises: Promises) -> Lessons:
+        """`promises` are of the last episodes; about the others nothing is promised."""
+        rows = prepare(self.episodes, self.units, DISCOUNT, action="label")
+        counts = counted(rows, self.network.uses)
+        rows = balanced(rows, [class_weights(count, CloneConfig().balance) for count in counts])
+        everything = Promises.none_for(self.episodes)
+        (*_, slots, _), steps = promises.plant.shape, promises.wait.shape[1]
+        everything.plant[-len(promises.wait) :, :steps, :slots] = promises.plant
+        everything.wait[-len(promises.wait) :, :steps] = promises.wait
+        found = Lessons(rows, everything)
+        weight = torch.where(found.decided, IMITATED, 1.0)[..., None]
+        return replace(found, rows=replace(rows, weight=rows.weight * weight))
+
+    def output(self, rows: Rows) -> NetworkOutput:
+        found: NetworkOutput = self.network(rows.observation, rows.masks, self.network.initial_state(len(rows)))
+        return found
+
+    def loss(self, lessons: Lessons) -> Tensor:
+        out = self.output(lessons.rows)
+        regret = expected_regret(out.policy, lessons.promises) * lessons.decided
+        return sum(losses_of(out, lessons.rows)) + WEIGHT * regret.sum() / len(lessons)
+
+
+def _say(what: str, done: int, of: int, regret: float) -> None:
+    print(f"epoch {done} of {of}: {regret:.2f} points given away in a decision on problems kept apart", flush=True)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--taught", type=Path, required=True, help="recordings with a teacher's labels")
+    parser.add_argument("--portfolios", type=Path, nargs="+", required=True, help="folders of portfolio.py")
+    parser.add_argument("--plays", type=Path, nargs="*", default=[], help="of the same problems, by own_plays.py")
+    parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="a policy for each")
+    parser.add_argument("--out", type=Path, required=True)
+    chosen = chosen_options(parser, arguments)
+    told, promises = lessons(read_all([*chosen.portfolios, *chosen.plays]))
+    taught = read(chosen.taught, growth_schema()).episodes
+    for seed in chosen.seeds:
+        learner, regret = learn(taught, told, promises, seed)
+        facts = {"command": shlex.join(["python", *sys.argv]), "seed": seed, "regret": regret}
+        data = {**facts, "blueprints": list(blueprint_names())}
+        path = chosen.out / f"{seed}.safetensors"
+        save_policy(path, learner.network, learner.units.observations, learner.units.values, data)
+        print(f"{path}: {regret:.2f} points given away in a decision", flush=True)
+    return 0
+
+
+def read_all(folders: Sequence[Path]) -> Episodes:
+    """All together. A number is one problem, so no two families may share it."""
+    recordings = [read(folder, growth_schema()) for folder in folders]
+    family_of: dict[int, str | None] = {}
+    for folder, recording in zip(folders, recordings, strict=True):
+        for number in recording.episodes.draw.tolist():
+            if family_of.setdefault(number, recording.task) != recording.task:
+                raise SystemExit(f"problem {number} of {recording.task} in {folder} is one of {family_of[number]}, too")
+    return join([recording.episodes for recording in recordings])
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
