@@ -188,7 +188,7 @@ class Encoder:
         for v in s.slots:
             place = row, v.index
             last = self._views.get(place)
-            if v is last:
+            if v is last:  # besides the view, a slot's fields depend on the host's size alone
                 continue
             self._views[place] = v
             self._features[place] = [x for _, values in _SLOT for x in values(s, v)]
