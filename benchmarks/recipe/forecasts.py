@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -80,7 +81,7 @@ class Portfolio:
     plays: list[tuple[int, float]] = field(default_factory=list)
     """Rows of the episodes, with their gains."""
 
-    @property
+    @cached_property  # asked in every state of every play, when all gains are known
     def plans(self) -> list[str]:
         return sorted({plan for gains in self.gains.values() for plan in gains})
 

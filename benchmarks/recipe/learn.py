@@ -101,14 +101,14 @@ def learn(taught: Episodes, told: Episodes, promises: Promises, seed: int) -> tu
     apart = told.draw % KEPT_APART == 0
     known, asked = (~apart).nonzero().flatten(), apart.nonzero().flatten()
     learner = Learner(join([*[taught] * TAUGHT_TIMES, told.select(known)]), seed)
-    lessons = learner.lessons(promises.select(known))
+    to_learn = learner.lessons(promises.select(known))
     judge = Lessons(prepare(told.select(asked), learner.units, DISCOUNT, action="label"), promises.select(asked))
     pace = Pace(EPOCHS, CloneConfig().episodes, CloneConfig().learning_rate, seed)
 
     def regret() -> Tensor:
         return mean_where(greedy_regret(learner.output(judge.rows).policy, judge.promises), judge.decided)
 
-    fit("policy", learner.network, lessons, learner.loss, regret, pace, _say)
+    fit("policy", learner.network, to_learn, learner.loss, regret, pace, _say)
     with torch.no_grad():
         return learner, float(regret())
 

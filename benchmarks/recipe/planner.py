@@ -8,7 +8,7 @@ tell a policy which mistakes matter. It learns from both (`learn.py`).
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -86,15 +86,19 @@ def lessons(episodes: Episodes) -> tuple[Episodes, Promises]:
         if len({fold_of(number) for number in portfolio.looks}) < 2:
             raise SystemExit(f"too few {layout} problems to forecast one from the others: play more with portfolio.py")
         rows = [row for row, number in enumerate(episodes.draw.tolist()) if number in portfolio.looks]
-        outlook, best = outlooks(portfolio, episodes, seen, rows), {}
+        outlook = outlooks(portfolio, episodes, seen, rows)
+        best: dict[int, str] = {}
+        guessed: dict[int, str] = {}
         for fold in range(FOLDS):
             own = [row for row in rows if fold_of(int(episodes.draw[row])) == fold]
             if own:
                 said = _asked(portfolio, episodes, own, forecasts(portfolio, fold))
-                best |= {number: best_plan(portfolio, number, said) for number in set(episodes.draw[own].tolist())}
+                for number in set(episodes.draw[own].tolist()):
+                    best[number] = best_plan(portfolio, number, said, portfolio.plans)
+                    guessed[number] = best_plan(portfolio, number, said, portfolio.gains[number])
                 for row in own:
                     _teach(portfolio, episodes, row, best, outlook[row], said, label, promises)
-        report(layout, portfolio, best)
+        report(layout, portfolio, best, guessed)
         done += rows
     kept = torch.tensor(sorted(done))
     return replace(episodes, label=label).select(kept), promises.select(kept)
@@ -124,9 +128,9 @@ def planted_at(episodes: Episodes, row: int, step: int) -> Seeds:
     return tuple((slot, blueprint - 1) for slot, blueprint in enumerate(planted) if blueprint)
 
 
-def best_plan(portfolio: Portfolio, number: int, said: Said, plans: Sequence[str] | None = None) -> str:
-    """Of these, or of all; none, if none is worth it."""
-    promise = {plan: said[number, portfolio.hosts[number].carried_out(plan)] for plan in plans or portfolio.plans}
+def best_plan(portfolio: Portfolio, number: int, said: Said, plans: Iterable[str]) -> str:
+    """Of these; none, if none is worth it."""
+    promise = {plan: said[number, portfolio.hosts[number].carried_out(plan)] for plan in plans}
     best = max(promise, key=lambda plan: promise[plan])
     return best if promise[best] >= WORTH else NONE
 
@@ -167,15 +171,22 @@ def _plantings(portfolio: Portfolio, number: int, there: Seeds, said: Said, shap
     return found
 
 
-def report(layout: str, portfolio: Portfolio, best: Mapping[int, str]) -> None:
-    """What was chosen, and what that gained where it was played."""
+def report(layout: str, portfolio: Portfolio, best: Mapping[int, str], guessed: Mapping[int, str]) -> None:
+    """What was chosen, and how good the forecasts are: `guessed` is the best one of the plans that were played."""
     by_plan: dict[str, list[float]] = defaultdict(list)
     for gains in portfolio.gains.values():
         for plan, gain in gains.items():
             by_plan[plan].append(gain)
-    print(f"{layout}: {len(portfolio.looks)} problems")
+    mean = {plan: float(np.mean(gains)) for plan, gains in by_plan.items()}
+    results = []
+    for number, gains in portfolio.gains.items():
+        usual = max(gains, key=lambda plan: mean[plan])
+        won = max(0.0, *gains.values())
+        results.append((gains[usual] if mean[usual] > 0 else 0.0, gains.get(guessed[number], 0.0), won))
+    usually, guess, winner = np.mean(results, 0)
+    print(
+        f"{layout}: {len(results)} problems; of the plans that were played, the usually best one gains {usually:.1f} "
+        f"points, the one with the best forecast {guess:.1f}, the winner {winner:.1f}"
+    )
     for plan, count in Counter(best.values()).most_common():
-        own = [portfolio.gains[number][plan] for number in best if best[number] == plan in portfolio.gains[number]]
-        gained = f", {np.mean(own):+.1f} points on the {len(own)} of them that it was played on" if own else ""
-        usual = f", {np.mean(by_plan[plan]):+.1f} on all {len(by_plan[plan])}" if plan != NONE else ""
-        print(f"    {plan}: chosen for {count}{gained}{usual}")
+        print(f"    {plan}: chosen for {count}, mean gain {mean.get(plan, 0.0):+.1f}")
