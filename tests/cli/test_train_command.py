@@ -22,10 +22,12 @@ from rich.console import Console
 
 from esper.cli import main
 from esper.cli.train_watch import TrainWatch
+from esper.engine.precision import Precision
 from esper.tasks.family import TaskFamily
 from esper.telemetry.store import STORE_NAME
 from esper.training.journal import RolloutSummary
 from esper.training.loop import UpdateReport
+from esper.training.run_folder import RunFolder
 from esper.training.train_config import TrainConfig, read_train_config
 
 SHARED = Path(__file__).parents[3] / "shared" / "data"
@@ -92,6 +94,51 @@ def test_a_mistake_in_a_config_file_is_one_line_and_no_folder(text: str, message
     assert message in said
     assert said.count("\n") == 1
     assert not Path("r").exists()
+
+
+# -- what only a GPU can do -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["--precision", "bf16"], "--precision bf16 is for GPUs, and cpu is none: leave it out, or name a GPU"),
+        (["--compiled"], "--compiled is for CUDA graphs, and cpu has none: leave it out, or name a GPU"),
+    ],
+)
+def test_a_cpu_has_no_fast_path(words: list[str], message: str, capsys: Capture) -> None:
+    assert main(["train", "--task", "digits", "--device", "cpu", *SMALL, "--run", "r", *words]) == 1
+    assert capsys.readouterr().err == f"esper train: {message}\n"
+    assert not Path("r").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ([], "name a GPU, because a resumed run keeps its configuration"),
+        (["--precision", "fp32"], "a resumed run keeps its configuration; only --updates"),
+        (["--compiled"], "a resumed run keeps its configuration; only --updates"),
+    ],
+)
+def test_a_resumed_run_keeps_its_precision(words: list[str], message: str, capsys: Capture) -> None:
+    RunFolder.create(Path("r"), TrainConfig(task="digits", precision=Precision.BF16))
+    assert main(["train", "--resume", "r", "--device", "cpu", *words]) == 1
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_the_fast_path_is_kept_with_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.cli.train.check_gpu_options", lambda *arguments, **words: None)  # as if on a GPU
+    compiled: list[object] = []
+    monkeypatch.setattr(torch, "compile", lambda function, **words: compiled.append(function) or function)
+    Path("my.toml").write_text('precision = "bf16"\ncompiled = true\n')
+    assert main(["train", "--config", "my.toml", "--task", "digits", "--device", "cpu", *SMALL, "--run", "r"]) == 0
+    assert compiled
+    config = read_train_config(Path("r/config.json"))
+    assert (config.precision, config.compiled) == (Precision.BF16, True)
+    again = ["train", "--resume", "r", "--device", "cpu", "--updates", "2", "--compare-episodes", "0", "--workers", "1"]
+    assert main(again) == 0
 
 
 # -- data files --------------------------------------------------------------------------------------------------------

@@ -45,8 +45,13 @@ def test_a_run_that_is_cut_off_keeps_the_results_it_had(tmp_path: Path, monkeypa
     assert [one["per_second"] for one in json.loads(file.read_text())["images"]] == [2.0]
 
 
-def test_bench_says_that_a_cpu_has_nothing_to_compile(capsys: Capture) -> None:
-    assert main(["bench", "--device", "cpu", "--compiled"]) == 1
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [(["--compiled"], "--compiled is for CUDA graphs"), (["--precision", "bf16"], "--precision bf16 is for GPUs")],
+)
+def test_bench_says_what_a_cpu_cannot_do(words: list[str], message: str, capsys: Capture) -> None:
+    assert main(["bench", "--device", "cpu", *words]) == 1
     said = capsys.readouterr().err
-    assert said.startswith("esper bench: --compiled is for CUDA graphs")
+    assert said.startswith(f"esper bench: {message}")
+    assert said.endswith("leave it out, or name a GPU\n")
     assert said.count("\n") == 1

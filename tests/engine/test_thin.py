@@ -5,6 +5,8 @@ Covers: R118
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 import torch.nn.functional as F
@@ -13,13 +15,27 @@ from torch import Tensor, nn
 from esper.engine import thin
 from esper.engine.fingerprint import module_fingerprint
 from esper.engine.half import HalfWeights
-from esper.engine.thin import ThinConv2d, quicken
+from esper.engine.thin import SmallConv2d, ThinConv2d, quicken
 from esper.growth.attach import attach
 from esper.growth.export import plain_model
 from esper.lifecycle import Contrast
 from small_worlds import EAGER
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
+
+
+@pytest.fixture(autouse=True)
+def nothing_decided_before() -> Iterator[None]:
+    thin.kernels_work.cache_clear()
+    yield
+    thin.kernels_work.cache_clear()
+
+
+@pytest.fixture
+def working_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As where Triton is, and a GPU."""
+    monkeypatch.setattr(thin, "MOST_CHANNELS", 32)
+    monkeypatch.setattr(thin, "_try_kernels", lambda device: None)
 
 
 def picture_host(device: str = "cpu") -> nn.Sequential:
@@ -58,17 +74,17 @@ def test_a_quickened_convolution_gives_the_same_output_and_gradients(device: str
         torch.testing.assert_close(one, other, rtol=near, atol=near * float(other.abs().max()))
 
 
-def test_only_plain_convolutions_of_few_channels_are_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("working_kernels")
+def test_only_plain_convolutions_of_few_channels_are_changed() -> None:
     class Own(nn.Conv2d):
         pass
 
-    monkeypatch.setattr("esper.engine.thin.MOST_CHANNELS", 32)  # as where Triton is
     small = [nn.Conv2d(8, 8, 3, padding=1), nn.Conv2d(32, 16, 3, padding=1)]
     other = [nn.Conv2d(8, 8, 3), nn.Conv2d(64, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, stride=2)]
     host = nn.Sequential(nn.Conv2d(3, 8, 3), Own(3, 8, 3), nn.Conv2d(4, 4, 3, groups=4), *small, *other)
     names = list(host.state_dict())
     quicken(host)
-    assert [type(part) for part in host] == [ThinConv2d, Own, nn.Conv2d, *[ThinConv2d] * 2, *[nn.Conv2d] * 3]
+    assert [type(part) for part in host] == [ThinConv2d, Own, nn.Conv2d, *[SmallConv2d] * 2, *[nn.Conv2d] * 3]
     assert list(host.state_dict()) == names
 
 
@@ -111,15 +127,44 @@ def test_the_kernels_for_few_channels_are_as_near_to_the_truth_as_bfloat16_is(
         assert one.dim() != 4 or one.is_contiguous(memory_format=torch.channels_last)
 
 
-@pytest.mark.parametrize(("channels", "told"), [(0, 1), (32, 0)])
-def test_the_log_says_once_that_the_kernels_are_missing(
-    channels: int, told: int, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+def test_where_the_kernels_are_missing_or_cannot_be_built_the_log_says_so_once_and_cudnn_does_the_work(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("esper.engine.thin.MOST_CHANNELS", channels)
-    thin._say_what_is_missing.cache_clear()
-    for _ in range(2):
-        quicken(picture_host())
-    assert sum("Triton is not installed" in record.message for record in caplog.records) == told
+    """Tried when a network is prepared, so that neither a pass nor a capture can fail on it."""
+    tried = []
+
+    def broken(device: torch.device) -> None:
+        tried.append(device)
+        raise RuntimeError("Failed to find C compiler.\nand a long trace")
+
+    monkeypatch.setattr(thin, "_try_kernels", broken)
+    for channels, reason in (
+        (0, "Triton is not installed"),
+        (32, "Triton's kernels do not work on cpu (RuntimeError: Failed to find C compiler.)"),
+    ):
+        monkeypatch.setattr(thin, "MOST_CHANNELS", channels)
+        thin.kernels_work.cache_clear()
+        caplog.clear()
+        for _ in range(2):
+            host = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
+            quicken(host)
+            assert [type(part) for part in host] == [ThinConv2d, nn.Conv2d]
+        assert caplog.messages == [f"{reason}: cuDNN makes small convolutions, at a half to a quarter of the speed"]
+    assert tried == [torch.device("cpu")]
+
+
+@pytest.mark.usefixtures("working_kernels")
+def test_kernels_that_work_are_used_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
+    host = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
+    quicken(host)
+    assert [type(part) for part in host] == [SmallConv2d, SmallConv2d]
+    assert not caplog.messages
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_a_gpu_with_triton_has_working_kernels() -> None:
+    pytest.importorskip("triton")
+    assert thin.kernels_work(torch.device("cuda", 0))
 
 
 def test_hosts_with_such_convolutions_still_share_captured_epochs() -> None:
@@ -141,8 +186,8 @@ def test_an_exported_model_has_plain_convolutions_again() -> None:
     assert torch.equal(plain(x), growing(x))
 
 
-def test_so_has_a_seed_that_grew(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.engine.thin.MOST_CHANNELS", 32)
+@pytest.mark.usefixtures("working_kernels")
+def test_so_has_a_seed_that_grew() -> None:
     x = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(1))
     growing = attach(picture_host(), ["1"], x, rules=EAGER)
     growing.on_planting = quicken
@@ -154,5 +199,5 @@ def test_so_has_a_seed_that_grew(monkeypatch: pytest.MonkeyPatch) -> None:
     assert growing.joined
     seed = growing.slots[0].seed
     assert seed is not None
-    assert any(type(module) is ThinConv2d for module in seed.modules())
-    assert not any(type(module) is ThinConv2d for module in plain_model(growing).modules())
+    assert any(type(module) is SmallConv2d for module in seed.modules())
+    assert not any(isinstance(module, ThinConv2d) for module in plain_model(growing).modules())

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import resource
 import signal
@@ -26,12 +27,13 @@ from esper.agent.buffer import map_masks, map_observation
 from esper.agent.config import PPOConfig
 from esper.agent.ppo import unpack_policy
 from esper.cli import main
+from esper.engine.precision import Precision
 from esper.env.growth_env import GrowthEnv
 from esper.env.reward import RewardConfig
 from esper.telemetry.recorder import StoreRecorder
 from esper.telemetry.store import STORE_NAME, RunStore
 from esper.training.catalogue import make_controller
-from esper.training.fleet import Fleet, dice_for
+from esper.training.fleet import Fleet, Play, Player, dice_for
 from esper.training.growing import grow_task
 from esper.training.loop import Trainer
 from esper.training.run_folder import RunFolder, RunFolderError
@@ -99,6 +101,24 @@ def test_on_a_gpu_one_process_plays_all_environments(
     assert caplog.messages == ["on a GPU one process plays all environments: of 4 workers, none is started"]
     Fleet(family, 4, reward=TINY.reward, slots=family.slots, device="cuda").close()
     assert len(caplog.messages) == 1
+
+
+def test_precision_and_compilation_reach_the_environments_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    class NoticedError(Exception):
+        pass
+
+    def notice(*arguments: object, precision: Precision, compiled: bool, **settings: object) -> None:
+        raise NoticedError(precision, compiled)
+
+    sent: list[Player] = []
+    monkeypatch.setattr("esper.training.fleet.start_workers", lambda players: sent.extend(players) or [])
+    monkeypatch.setattr("esper.training.fleet.GrowthEnv", notice)
+    Trainer(replace(TINY, precision=Precision.BF16, compiled=True), workers=2).close()
+    assert len(sent) == 2
+    for player in sent:
+        with pytest.raises(NoticedError) as noticed:
+            pickle.loads(pickle.dumps(player))(Play(b"", (0,), False, None))
+        assert noticed.value.args == (Precision.BF16, True)
 
 
 def test_many_environments_are_many_single_ones() -> None:
@@ -193,8 +213,15 @@ def test_old_checkpoints_go_and_the_best_stays(uninterrupted: Path) -> None:
 
 def test_the_configuration_survives_its_file(uninterrupted: Path) -> None:
     assert read_train_config(uninterrupted / "config.json") == TINY
-    for config in PRESETS.values():
+    for config in (*PRESETS.values(), TrainConfig(precision=Precision.BF16, compiled=True)):
         assert TrainConfig.from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+def test_runs_from_before_there_was_a_choice_of_precision_can_be_read() -> None:
+    older = {name: value for name, value in TINY.to_json().items() if name not in ("precision", "compiled")}
+    assert TrainConfig.from_json(older) == TINY
+    with pytest.raises(ValueError, match="fp8"):
+        TrainConfig.from_json({**older, "precision": "fp8"})
 
 
 @pytest.mark.parametrize(

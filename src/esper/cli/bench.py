@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
+
+from esper.cli.episodes import PrecisionName, check_gpu_options
 
 if TYPE_CHECKING:
     from esper.training.speed import Steps
@@ -23,7 +25,7 @@ class Bench:
     """Where to measure: cpu, cuda:0, or auto."""
     envs: str = "1,4,16"
     """How many networks at a time: numbers with commas between them."""
-    precision: Literal["fp32", "tf32", "bf16"] = "fp32"
+    precision: PrecisionName = "fp32"
     """How precisely a GPU calculates."""
     compiled: bool = False
     """Compile what CUDA graphs replay with torch.compile: about a minute more to warm up, and faster after it."""
@@ -44,8 +46,7 @@ class Bench:
         if self.epochs < 1:
             raise ValueError(f"--epochs must be at least 1, not {self.epochs}")
         device = pick_device(self.device)
-        if self.compiled and device.type != "cuda":
-            raise ValueError(f"--compiled is for CUDA graphs, and {device} has none: leave it out, or name a GPU")
+        check_gpu_options(self.precision, self.compiled, device)
         torch.set_num_threads(1)  # as `esper train` does
         results = []
         ways = (False, True) if device.type == "cuda" else (False,)

@@ -6,13 +6,16 @@ import math
 import os
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
 
     from esper.training.statistics import Estimate
 
+PrecisionName = Literal["fp32", "tf32", "bf16"]
+"""Of `esper.engine.precision`, spelled here because a command's options are read before torch is."""
 SECONDS_BETWEEN_LINES = 15.0
 """Where nobody watches, progress is a line now and then."""
 FILE_WIDTH = 110
@@ -84,6 +87,17 @@ def pick_workers(wanted: int | None, device: str) -> int:
     if wanted < 1:
         raise ValueError(f"workers must be at least 1, not {wanted}")
     return wanted
+
+
+def check_gpu_options(precision: str, compiled: bool, device: torch.device, *, resumed: bool = False) -> None:
+    """Any other device would calculate in single precision all the same, and nobody would know."""
+    if device.type == "cuda":
+        return
+    remedy = "name a GPU, because a resumed run keeps its configuration" if resumed else "leave it out, or name a GPU"
+    if compiled:
+        raise ValueError(f"--compiled is for CUDA graphs, and {device} has none: {remedy}")
+    if precision != "fp32":
+        raise ValueError(f"--precision {precision} is for GPUs, and {device} is none: {remedy}")
 
 
 def with_interval(estimate: Estimate | None, form: str = ".1f", note: str = "") -> str:

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from esper.cli.episodes import clock, file_name, pick_workers, wide_console
+from esper.cli.episodes import PrecisionName, check_gpu_options, clock, file_name, pick_workers, wide_console
 from esper.cli.train_watch import TrainWatch
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
 
     from esper.telemetry.recorder import Recorder
@@ -62,6 +63,10 @@ class Train:
     workers: int | None = None
     """Processes that share the environments; the default is one per CPU core. On a GPU one plays all of them. The
     results do not change."""
+    precision: PrecisionName | None = None
+    """How precisely a GPU trains the growing networks; the default is fp32."""
+    compiled: bool = False
+    """Compile the growing networks with torch.compile, for a GPU: worth it in long runs whose hosts are alike."""
     profile: Path | None = None
     """Write torch profiler traces of the first updates to this folder."""
     tensorboard: bool = False
@@ -84,7 +89,7 @@ class Train:
         console = wide_console(stderr=False)
         device = pick_device(self.device)
         workers = pick_workers(self.workers, device.type)
-        folder, config = self._begin()
+        folder, config = self._begin(device)
         started = time.perf_counter()
         with folder.lock(), quiet_collector(device):
             recorder = self._recorder(folder, config)
@@ -116,12 +121,13 @@ class Train:
 
     # -- what to do, and where -----------------------------------------------------------------------------------------
 
-    def _begin(self) -> tuple[RunFolder, TrainConfig]:
+    def _begin(self, device: torch.device) -> tuple[RunFolder, TrainConfig]:
         """The run's folder and configuration. What cannot be used is found out before there is a folder."""
         from esper.agent.controller import LearnedController
         from esper.training.run_folder import RunFolder
 
         config = self._config() if self.resume is None else self._resumed(RunFolder.open(self.resume)[1])
+        check_gpu_options(config.precision, config.compiled, device, resumed=self.resume is not None)
         config.family().draw(config.numbers(1)[0])
         self._check_sinks()
         if self.resume is None and config.init is not None:
@@ -132,9 +138,14 @@ class Train:
         return RunFolder.create(path, config), config
 
     def _changes(self) -> dict[str, Any]:
+        from esper.engine.precision import Precision
         from esper.training.catalogue import policy_file
 
         given = {name: getattr(self, name) for name in CHANGED if getattr(self, name) is not None}
+        if self.compiled:
+            given["compiled"] = True
+        if self.precision is not None:
+            given["precision"] = Precision(self.precision)
         if self.init is not None:
             given["init"] = policy_file(self.init)
         return {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in given.items()}

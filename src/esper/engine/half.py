@@ -13,9 +13,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from esper.engine.thin import ThinConv2d
+from esper.engine.thin import SmallConv2d, ThinConv2d
 
-CAST = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, ThinConv2d)
+CAST = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, ThinConv2d, SmallConv2d)
 """Layers that do nothing with their weights but what autocast does in bfloat16. Not their subclasses: who knows."""
 
 

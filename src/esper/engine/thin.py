@@ -2,7 +2,8 @@
 
 The common kind, 3×3 over every pixel, has kernels of its own (`small_conv.py`): cuDNN's take two to four times as long
 (docs/performance.md). For any other kind, tensor cores take channels by eights, so channels of zeros are added to the
-picture and to the weights. The result is the same but for rounding.
+picture and to the weights. The result is the same but for rounding. Where the kernels cannot be built, cuDNN makes all
+of them, and the log says why.
 """
 
 from __future__ import annotations
@@ -26,23 +27,29 @@ CHANNELS = 8
 
 
 class ThinConv2d(nn.Conv2d):
-    """A convolution of few channels that is quick in bfloat16 on a GPU; in all else what it was."""
+    """A convolution of few input channels, filled up with zeros in bfloat16; in all else what it was."""
 
     esper_plain_class = nn.Conv2d
     """What it is again in an exported model (`growth/export.py`)."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        if weight.dtype is torch.bfloat16:
-            if input.is_cuda and is_small(self) and _fits(input):
-                # A picture is cast as it is read. What a layer made, that layer had better write in half precision.
-                known = input if self.in_channels < CHANNELS else input.to(weight.dtype)
-                found: Tensor = small_conv2d(by_pixel(known), weight, bias)
-                return found
-            if self.in_channels < CHANNELS:
-                missing = (0, 0, 0, 0, 0, CHANNELS - self.in_channels)
-                input, weight = F.pad(input.to(weight.dtype), missing), F.pad(weight, missing)
+        if weight.dtype is torch.bfloat16 and self.in_channels < CHANNELS:
+            missing = (0, 0, 0, 0, 0, CHANNELS - self.in_channels)
+            input, weight = F.pad(input.to(weight.dtype), missing), F.pad(weight, missing)
         output: Tensor = super()._conv_forward(input, weight, bias)
         return output
+
+
+class SmallConv2d(ThinConv2d):
+    """One for which there are kernels that work here (`is_small`, `kernels_work`)."""
+
+    def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        if weight.dtype is torch.bfloat16 and input.is_cuda and _fits(input):
+            # A picture is cast as it is read. What a layer made, that layer had better write in half precision.
+            known = input if self.in_channels < CHANNELS else input.to(weight.dtype)
+            found: Tensor = small_conv2d(by_pixel(known), weight, bias)
+            return found
+        return super()._conv_forward(input, weight, bias)
 
 
 def _fits(x: Tensor) -> bool:
@@ -59,14 +66,39 @@ def is_small(conv: nn.Conv2d) -> bool:
 
 def quicken(network: nn.Module) -> None:
     """Make its convolutions of few channels such ones. Weights, names and hooks stay; subclasses are left alone."""
-    if MOST_CHANNELS == 0:
-        _say_what_is_missing()
     for module in network.modules():
-        if type(module) is nn.Conv2d and (is_small(module) or (module.groups == 1 and module.in_channels < CHANNELS)):
+        if type(module) is not nn.Conv2d:
+            continue
+        if kernels_work(module.weight.device) and is_small(module):
+            module.__class__ = SmallConv2d
+        elif module.groups == 1 and module.in_channels < CHANNELS:
             module.__class__ = ThinConv2d
 
 
 @cache
-def _say_what_is_missing() -> None:
-    """Once per process."""
-    log.warning("Triton is not installed: cuDNN makes small convolutions, at a half to a quarter of the speed")
+def kernels_work(device: torch.device) -> bool:
+    """Decided once for each device, when its first network is prepared: a capture is no time to find out."""
+    fault = _fault(device)
+    if fault:
+        log.warning("%s: cuDNN makes small convolutions, at a half to a quarter of the speed", fault)
+    return not fault
+
+
+def _fault(device: torch.device) -> str:
+    """Why the kernels cannot be used there; empty if they can."""
+    if MOST_CHANNELS == 0:
+        return "Triton is not installed"
+    try:
+        _try_kernels(device)
+    except Exception as error:  # no C compiler, a driver or a GPU that Triton cannot use: each has a kind of its own
+        return f"Triton's kernels do not work on {device} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+    return ""
+
+
+def _try_kernels(device: torch.device) -> None:
+    """All of them, forwards and backwards, on an image of zeros."""
+    with torch.cuda.device(device), torch.enable_grad():
+        shapes = (1, 8, 8, 8), (8, 8, 3, 3), (8,)
+        x, weight, bias = (torch.zeros(s, dtype=torch.bfloat16, device=device, requires_grad=True) for s in shapes)
+        torch.autograd.grad(small_conv2d(by_pixel(x), weight, bias).sum(), (x, weight, bias))
+        torch.cuda.synchronize()  # what fails on the device is told only here

@@ -21,6 +21,7 @@ from torch import Tensor
 from esper.agent.actor import Actor
 from esper.agent.buffer import map_masks, map_observation
 from esper.agent.ppo import unpack_policy
+from esper.engine.precision import Precision
 from esper.env.growth_env import GrowthEnv, StepInfo
 from esper.env.reward import RewardConfig
 from esper.env.spaces import ActionMasks, Observation
@@ -86,16 +87,16 @@ class PlayedStep:
 class Player:
     """What a worker runs: it keeps its environment and the last policy it was sent."""
 
-    def __init__(self, family: BoundedFamily, size: int, reward: RewardConfig, slots: int, device: str = "cpu") -> None:
-        self._settings: dict[str, Any] = {"reward": reward, "slots": slots, "device": device}
-        self._family, self._size, self._device = family, size, device
+    def __init__(self, family: BoundedFamily, size: int, device: str, **settings: Any) -> None:
+        """`settings` are the environment's."""
+        self._family, self._size, self._device, self._settings = family, size, device, settings
         self._env: GrowthEnv | None = None
         self._policy: tuple[bytes, Any] = (b"", None)
 
     def __call__(self, job: Play) -> tuple[dict[str, NDArray[Any]], list[tuple[StepInfo | None, ...]]]:
         """Arrays, because tensors that travel between processes each hold a file open."""
         if self._env is None:  # made here, not in the parent: an environment does not travel
-            self._env = GrowthEnv(self._family, self._size, **self._settings)
+            self._env = GrowthEnv(self._family, self._size, device=self._device, **self._settings)
         if self._policy[0] != job.policy:
             self._policy = (job.policy, unpack_policy(job.policy, self._device))
         network, normaliser = self._policy[1]
@@ -124,6 +125,8 @@ class Fleet:
         slots: int,
         device: str = "cpu",
         workers: int = 1,
+        precision: Precision = Precision.FP32,
+        compiled: bool = False,
     ) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, not {workers}")
@@ -132,7 +135,9 @@ class Fleet:
         """Episodes that are played side by side."""
         if workers > 1 and not on_cpu:
             log.warning("on a GPU one process plays all environments: of %d workers, none is started", workers)
-        player = Player(family, self._together, reward, slots, device)
+        player = Player(
+            family, self._together, device, reward=reward, slots=slots, precision=precision, compiled=compiled
+        )
         self._local = player if workers == 1 or not on_cpu else None
         self._workers: list[Worker] = [] if self._local else start_workers([player] * min(workers, size))
 

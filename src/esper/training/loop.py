@@ -74,7 +74,14 @@ class Trainer:
         self.timers = PhaseTimers()
         family = family or config.family()
         self.fleet = Fleet(
-            family, config.envs, reward=config.reward, slots=family.slots, device=device, workers=workers
+            family,
+            config.envs,
+            reward=config.reward,
+            slots=family.slots,
+            device=device,
+            workers=workers,
+            precision=config.precision,
+            compiled=config.compiled,
         )
         self.agent = make_agent(config, family.horizon, family.slots, device)
         if config.init is not None:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.agent.config import PPOConfig
+from esper.engine.precision import Precision
 from esper.env.reward import RewardConfig, check_gamma
 from esper.tasks.family import BoundedFamily, family_of
 
@@ -35,6 +36,10 @@ class TrainConfig:
     """Checkpoint that the policy starts from; None is a fresh one. A run's folder keeps a copy."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
+    precision: Precision = Precision.FP32
+    """How precisely a GPU trains the growing networks."""
+    compiled: bool = False
+    """Whether the growing networks are compiled; for the agent's own network it is `compile` in `ppo`."""
     evaluate_every: int = 10
     """Updates between evaluations of the frozen policy on held-out problems; 0 is never."""
     evaluation_episodes: int = 16
@@ -70,7 +75,9 @@ class TrainConfig:
     @classmethod
     def from_json(cls, data: dict[str, Any]) -> TrainConfig:
         ppo = {**data["ppo"], "head_entropy_weights": tuple(data["ppo"]["head_entropy_weights"])}
-        return cls(**{**data, "reward": RewardConfig(**data["reward"]), "ppo": PPOConfig(**ppo)})
+        precision = Precision(data.get("precision", Precision.FP32))  # older runs had no choice
+        made = {"reward": RewardConfig(**data["reward"]), "ppo": PPOConfig(**ppo), "precision": precision}
+        return cls(**{**data, **made})
 
 
 DRAWS_PER_SEED = 1_000_000
