@@ -26,7 +26,7 @@ from esper.lifecycle import Stage
 from esper.policy.catalogue import make_controller
 from esper.tasks import load_task
 from esper.tasks.feed import TensorFeed
-from small_worlds import EAGER, FOREIGN, germinate, learner_for, plant, run_epoch
+from small_worlds import EAGER, FOREIGN, WORLDS, germinate, learner_for, plant, run_epoch
 
 FINE = TrainReport(loss=1.0, host_gradient=1.0, seed_gradients={}, shadow_losses={})
 ROSE = replace(FINE, loss=1.26)
@@ -299,6 +299,16 @@ def test_a_snapshot_is_one_copy_in_cpu_memory_that_is_written_over() -> None:
     own = {tensor.data_ptr() for tensor in permanent_tensors(learner.model).values()}
     assert own.isdisjoint(places)
     assert all(not copy.is_cuda and not copy.requires_grad for copy in snapshot._copies.values())
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_permanent_tensors_are_found_as_torch_finds_them(name: str) -> None:
+    model = learner_for(WORLDS[name], rules=EAGER).model
+    wanted = {**dict(model.named_parameters()), **dict(model.named_buffers())}
+    plant(model, model.slots[-1], model.candidates(model.slots[-1])[0].name, Stage.TRAINING)
+    found = permanent_tensors(model)
+    assert list(found) == list(wanted)  # in the same order; a seed that may go again is not among them
+    assert all(found[path] is tensor for path, tensor in wanted.items())
 
 
 def test_unfinished_seeds_are_not_in_the_snapshot_and_fossilized_ones_are() -> None:

@@ -9,17 +9,22 @@ import random
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import fields
+from typing import Any
 
 import pytest
 import torch
+from torch import nn
 
 from esper.actions import BLENDS, WAIT, Action, Op
+from esper.engine import prepare
 from esper.engine.learner import Learner
 from esper.env.growth_env import EnvStep, GrowthEnv
 from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS, decode, encode, to_tensor
 from esper.env.reward import RewardConfig
 from esper.env.situation import Situation, observe
+from esper.growth.attach import survey
 from esper.growth.blueprints import blueprint_names
+from esper.growth.model import Survey
 from esper.lifecycle import Rules, Stage
 from esper.policy.controller import RandomLegal
 from esper.tasks.family import Draw, TaskFamily
@@ -111,6 +116,25 @@ def test_at_a_reset_the_old_networks_are_gone_before_new_ones_are_made() -> None
     env.reset([9, 10])
     assert len(alive) == 4
     assert alive[2:] == [0, 0]
+
+
+def test_networks_of_one_task_are_surveyed_once_in_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    looked_at: list[int] = []
+
+    def counted(host: nn.Module, *rest: Any) -> Survey:
+        looked_at.append(id(host))
+        return survey(host, *rest)
+
+    monkeypatch.setattr(prepare, "survey", counted)
+    env = GrowthEnv(TaskFamily("digits", horizon=2, data_seeds=2), 5)
+    env.reset(range(5))  # two data sets, so two tasks
+    assert len(looked_at) == 2
+    assert len({learner.model.host for learner in env.learners}) == 5
+    assert len({id(slot.module) for learner in env.learners for slot in learner.model.slots}) == 5 * len(
+        env.learners[0].model.slots
+    )
+    env.reset(range(5))
+    assert len(looked_at) == 4
 
 
 def test_observations_are_bounded_and_masks_are_exactly_what_is_possible() -> None:

@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 from esper.actions import Action, Op
 from esper.engine.learner import Learner
 from esper.engine.optimizer import GrowingOptimizer
-from esper.growth.attach import AttachError, attach
+from esper.growth.attach import AttachError, attach, survey
 from esper.growth.blueprints import fitting
 from esper.growth.model import GrowingModel
 from esper.lifecycle import Stage
@@ -362,6 +362,22 @@ def test_slots_stand_in_the_order_of_the_forward_pass_whatever_the_order_of_the_
     first = attach(world.host(), ["blocks.1", "blocks.0.down", "blocks.0"], world.examples(2).x)
     assert [slot.path for slot in first.slots] == ["blocks.0.down", "blocks.0", "blocks.1"]
     assert [slot.index for slot in first.slots] == [0, 1, 2]
+
+
+@pytest.mark.parametrize("name", WORLDS)
+def test_a_survey_of_one_host_holds_for_another_of_its_kind(name: str) -> None:
+    world = WORLDS[name]
+    x = world.examples(4).x
+    found = survey(world.host(0), world.slots, x)
+    told, looked = GrowingModel(world.host(1), found, rng_seed=1), world.grown(seed=1)
+    assert told.survey == looked.survey
+    for one, other in zip(told.slots, looked.slots, strict=True):
+        assert (one.index, one.path, one.shape) == (other.index, other.path, other.shape)
+        assert one.module is told.host.get_submodule(one.path)
+    for tap, path in zip(told._recorder.taps, found.taps, strict=True):
+        assert tap is told.host.get_submodule(path)
+    with torch.no_grad():
+        assert same([told.eval()(x)], [looked.eval()(x)])
 
 
 def test_arguments_by_position_and_by_keyword_both_reach_the_model() -> None:

@@ -210,6 +210,20 @@ def test_a_seed_takes_the_precision_of_its_place_in_a_mixed_host() -> None:
     assert model(MLP.examples(2).x).dtype == torch.float32
 
 
+@pytest.mark.parametrize("order", [torch.contiguous_format, torch.channels_last])
+def test_a_seed_takes_the_memory_order_of_its_host(order: torch.memory_format) -> None:
+    world = BUILT_IN["conv2d"]
+    host = world.host().to(memory_format=order)  # type: ignore[call-overload]
+    model = attach(host, world.slots, world.examples(2).x)
+    model.germinate(model.slots[0], "conv", "linear", epoch=0)
+    plain = world.grown()
+    plain.germinate(plain.slots[0], "conv", "linear", epoch=0)
+    kernels = [p for p in model.seeds.parameters() if p.dim() == 4 and p[0, 0].numel() > 1]
+    assert kernels
+    assert all(kernel.is_contiguous(memory_format=order) for kernel in kernels)
+    assert same(model.seeds.parameters(), plain.seeds.parameters())  # and the numbers are the same
+
+
 def test_modes_reach_the_seeds() -> None:
     model: GrowingModel = MLP.grown().eval()
     model.germinate(model.slots[0], "mlp", "linear", epoch=0)

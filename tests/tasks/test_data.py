@@ -107,6 +107,18 @@ def test_to_moves_all_tensors():
     assert Split(torch.zeros(2), torch.zeros(2)).to("meta").x.device.type == "meta"
 
 
+def test_moving_looks_at_no_number_again_and_what_is_there_already_stays_the_same_object():
+    splits = Splits(numbered(9), numbered(4), numbered(4))
+    assert splits.to("cpu") is splits
+    away = splits.to("meta")  # where no number could be checked
+    assert [len(part) for part in (away.train, away.val, away.test)] == [9, 4, 4]
+    assert away.train.x is splits.to("meta").train.x  # one copy for all who ask
+    task = load_task("digits")
+    assert task.to("cpu") is task
+    with pytest.raises(ValueError, match="NaN or infinity"):
+        dataclasses.replace(splits, val=Split(torch.full((4, 2), torch.nan), torch.arange(4)))
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_cpu_generator_gives_the_same_batches_on_a_gpu():
     split = numbered(50)

@@ -6,6 +6,7 @@ replay the evaluation. All numbers stay on the device; one tensor of results is 
 
 from __future__ import annotations
 
+import gc
 import random
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
@@ -261,8 +262,9 @@ class EpochCache:
         return True
 
     def make_room(self) -> None:
-        """Drop every captured epoch that no learner uses."""
+        """Drop every captured epoch that no learner uses, and old networks that nobody has collected yet."""
         self._free.clear()
+        gc.collect()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
 

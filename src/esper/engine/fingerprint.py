@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Hashable
 from dataclasses import fields, is_dataclass
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -87,12 +88,16 @@ def layout(tensor: Tensor) -> Hashable:
 
 def _settings(module: nn.Module) -> tuple[Hashable, ...]:
     """What a module's owner set, and hooks. Hooks that slots put there follow from the slots, and are left out."""
-    own = {key: value for key, value in vars(module).items() if key not in _OF_EVERY_MODULE}
-    own = {key: Region if isinstance(value, Region) else value for key, value in own.items()}
+    own = [
+        (key, value_fingerprint(Region if isinstance(value, Region) else value))
+        for key, value in vars(module).items()
+        if key not in _OF_EVERY_MODULE
+    ]
+    own.sort(key=itemgetter(0))
     before, after = module._forward_pre_hooks, module._forward_hooks
-    hooks = [h for d in (before, after, module._backward_pre_hooks, module._backward_hooks) for h in d.values()]
+    hooks = [h for d in (before, after, module._backward_pre_hooks, module._backward_hooks) if d for h in d.values()]
     foreign = [hook for hook in hooks if not isinstance(getattr(hook, "__self__", None), Slot | Recorder)]
-    return tuple((key, value_fingerprint(own[key])) for key in sorted(own)), value_fingerprint(foreign)
+    return tuple(own), value_fingerprint(foreign)
 
 
 def _tensors(module: nn.Module, known: dict[int, int]) -> tuple[Hashable, ...]:

@@ -10,7 +10,8 @@ from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.precision import Precision
 from esper.engine.regions import compile_regions, compiled_loss
 from esper.engine.thin import quicken
-from esper.growth.attach import attach
+from esper.growth.attach import survey
+from esper.growth.model import GrowingModel, Survey
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules
 from esper.tasks.data import Split, channels_last
@@ -31,20 +32,25 @@ def task_learner(
     rules: Rules | None = None,
     precision: Precision = Precision.FP32,
     compiled: bool = False,
+    known: Survey | None = None,
 ) -> Learner:
-    """A fresh host of the task, ready to train and grow for `epochs`."""
+    """A fresh host of the task, ready to train and grow for `epochs`.
+
+    `known` is the survey of another network of the same task, and spares this one its own.
+    """
+    train, val = task.splits.train, task.splits.val
+    device, half_images = train.x.device, precision is Precision.BF16 and train.x.is_cuda and train.x.dim() == 4
     with preserved_rng(torch.device("cpu")):
         torch.default_generator.manual_seed(seed)
-        host = task.make_host().to(task.splits.train.x.device)
-    train, val = task.splits.train, task.splits.val
-    half_images = precision is Precision.BF16 and train.x.is_cuda and train.x.dim() == 4
+        host = task.make_host()
     if half_images:
-        host.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        host.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         quicken(host)
         train, val = Split(channels_last(train.x), train.y), Split(channels_last(val.x), val.y)
-    growing = attach(
-        host, task.slots, task.splits.train.x[:2], rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed
-    )
+    else:
+        host.to(device)
+    found = known or survey(host, task.slots, task.splits.train.x[:2])
+    growing = GrowingModel(host, found, rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed)
     if half_images:
         growing.on_planting = quicken
     loss: Loss = task.loss

@@ -7,6 +7,7 @@ objects, its optimizer and its seeds, but their numbers live in the storage.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -66,13 +67,23 @@ ALIGNED = 64
 def side_by_side(like: Sequence[Tensor], make: Callable[..., Tensor] = torch.empty) -> list[Tensor]:
     """A new tensor with the layout of each; those of one type lie in one piece of memory, which is made by one call."""
     places: list[Tensor | None] = [None] * len(like)
-    for kind in {(tensor.dtype, tensor.device) for tensor in like}:
-        rows = [i for i, tensor in enumerate(like) if (tensor.dtype, tensor.device) == kind]
-        sizes = [-(-like[i].numel() // ALIGNED) * ALIGNED for i in rows]
-        pieces = torch.split(make(sum(sizes), dtype=kind[0], device=kind[1]), sizes)
-        for i, piece in zip(rows, pieces, strict=True):
-            places[i] = piece.as_strided(like[i].shape, torch.empty_like(like[i], device="meta").stride())
+    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
+    for i, tensor in enumerate(like):
+        kinds.setdefault((tensor.dtype, tensor.device), []).append(i)
+    for (dtype, device), rows in kinds.items():
+        sizes = (-(-like[i].numel() // ALIGNED) * ALIGNED for i in rows)
+        *starts, end = accumulate(sizes, initial=0)
+        whole = make(end, dtype=dtype, device=device)
+        for i, start in zip(rows, starts, strict=True):
+            places[i] = whole.as_strided(like[i].shape, _strides(like[i]), start)
     return [place for place in places if place is not None]
+
+
+def _strides(tensor: Tensor) -> tuple[int, ...]:
+    """Those of a new tensor of this layout, which has no gaps."""
+    if tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
+        return tensor.stride()  # to make a tensor, even without memory, takes ten times as long
+    return torch.empty_like(tensor, device="meta").stride()
 
 
 Own = Callable[[nn.Module], tuple[list[Tensor], list[Tensor]]]

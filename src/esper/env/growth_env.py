@@ -7,7 +7,6 @@ depends on nothing outside of it, so N and the neighbours change no number.
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,15 +21,18 @@ from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, Pending, evaluate, gather
 from esper.engine.precision import Precision
 from esper.engine.prepare import task_learner
+from esper.engine.quiet import collect_garbage
 from esper.env.observation import Encoder, decode
 from esper.env.reward.config import RewardConfig
 from esper.env.reward.level import LossScale
 from esper.env.reward.model import RewardModel, RewardStep
 from esper.env.situation import Situation, observe
 from esper.env.spaces import ActionMasks, Observation
+from esper.growth.model import Survey
 from esper.lifecycle import Rules
 from esper.tasks.family import Draw, Family
 from esper.tasks.feed import chunks
+from esper.tasks.registry import Task
 from esper.telemetry.profiler import PhaseTimers
 
 
@@ -125,9 +127,10 @@ class GrowthEnv:
                 self._cache.release()
             self._episodes, self._engine = [], EagerEngine([])  # so that old and new networks never share the memory
             if self._cache is not None:
-                gc.collect()  # here nothing waits for it; in the middle of a step, a GPU would
+                collect_garbage()  # here nothing waits for it; in the middle of a step, a GPU would
             places = [self._devices[row % len(self._devices)] for row in range(self.size)]
-            self._episodes = [self._begin(*chosen) for chosen in zip(numbers, places, strict=True)]
+            seen: dict[Task, Survey] = {}
+            self._episodes = [self._begin(*chosen, seen) for chosen in zip(numbers, places, strict=True)]
             self._engine = self._make_engine([episode.learner for episode in self._episodes])
             width = self.slots or max(len(episode.situation.slots) for episode in self._episodes)
             self._encoder = Encoder(self.size, width)
@@ -200,9 +203,10 @@ class GrowthEnv:
         engine.governors = [Governor(learner, chance=c) for learner, c in zip(learners, untrained, strict=True)]
         return engine
 
-    def _begin(self, number: int, device: torch.device) -> _Episode:
+    def _begin(self, number: int, device: torch.device, seen: dict[Task, Survey]) -> _Episode:
+        """`seen`: what the other networks' hosts have shown, by task."""
         draw = self.family.draw(number, held_out=self.held_out)
-        task = draw.task.to(device)
+        drawn, task = draw.task, draw.task.to(device)
         draw = replace(draw, task=task)
         learner = task_learner(
             task,
@@ -213,7 +217,9 @@ class GrowthEnv:
             rules=self.rules,
             precision=self.precision,
             compiled=self.compiled,
+            known=seen.get(drawn),
         )
+        seen[drawn] = learner.model.survey
         reward = RewardModel(self.reward)
         reward.reset(learner.model.host_parameters, LossScale.for_classes(len(task.labels)))
         records: list[EpochRecord] = []

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.blueprints import LAYOUTS, Layout, SlotShape, blueprint_names
-from esper.growth.model import GrowingModel
+from esper.growth.model import GrowingModel, Survey
+from esper.growth.replay import find_taps
 from esper.growth.slot import preserved_buffers, preserved_rng
 
 if TYPE_CHECKING:
@@ -60,28 +61,34 @@ def attach(
     `example` is a batch for the model's forward: a tensor, a tuple of arguments, or a dict of keyword arguments.
     `layouts` overrides the guess of what a slot's axes mean (see `LAYOUTS`), by path or pattern.
     """
-    if isinstance(slots, str):
-        raise AttachError(f"slots must be a list of module paths, such as [{slots!r}]")
-    if not any(True for _ in model.parameters()):
-        raise AttachError("the model has no parameters: there is nothing to train")
     for name in blueprints or ():
         if name not in blueprint_names():
             raise AttachError(f"unknown blueprint {name!r}: choose some of {', '.join(blueprint_names())}")
-    paths = _matching_paths(model, slots)
-    probe = _probe(model, example)
-    shapes = {path: _slot_shape(model, path, probe, layouts or {}) for path in paths}
-    finished = {module: i for i, module in enumerate(probe.outputs[1])}
-    ordered = sorted(paths, key=lambda path: finished[model.get_submodule(path)])
     return GrowingModel(
         model,
-        [(path, shapes[path]) for path in ordered],
-        probe.calls,
+        survey(model, slots, example, layouts),
         rules=rules,
         blueprints=blueprints,
         budget=budget,
         max_seeds=max_seeds,
         rng_seed=rng_seed,
     )
+
+
+def survey(model: nn.Module, slots: Sequence[str], example: Any, layouts: Mapping[str, Layout] | None = None) -> Survey:
+    """Look at the model where the slots shall be. What is found holds for every model of the same architecture."""
+    if isinstance(slots, str):
+        raise AttachError(f"slots must be a list of module paths, such as [{slots!r}]")
+    if not any(True for _ in model.parameters()):
+        raise AttachError("the model has no parameters: there is nothing to train")
+    paths = _matching_paths(model, slots)
+    probe = _probe(model, example)
+    shapes = {path: _slot_shape(model, path, probe, layouts or {}) for path in paths}
+    finished = {module: i for i, module in enumerate(probe.outputs[1])}
+    ordered = sorted(paths, key=lambda path: finished[model.get_submodule(path)])
+    names = {module: name for name, module in model.named_modules()}
+    taps = find_taps(model, {model.get_submodule(path) for path in paths}, probe.calls)
+    return Survey(tuple((path, shapes[path]) for path in ordered), tuple(names[tap] for tap in taps))
 
 
 def _matching_paths(model: nn.Module, patterns: Sequence[str]) -> list[str]:

@@ -7,9 +7,9 @@ seeds that incubate), measuring (`forward` and `replay` while `recording`), `end
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -23,6 +23,16 @@ from esper.growth.slot import Mode, Slot, preserved_buffers, preserved_rng
 from esper.lifecycle import LIVE, IllegalTransitionError, Rules, Stage, Transition
 
 
+@dataclass(frozen=True, slots=True)
+class Survey:
+    """What a look at a host has shown (`esper.growth.attach`). It names modules, so it holds for hosts of a kind."""
+
+    places: tuple[tuple[str, SlotShape], ...]
+    """The slots, in the order of the forward pass."""
+    taps: tuple[str, ...]
+    """The modules whose outputs a replay can use again (`esper.growth.replay`)."""
+
+
 class GrowingModel(nn.Module):
     """A host network and its slots, in the order of the forward pass.
 
@@ -32,8 +42,7 @@ class GrowingModel(nn.Module):
     def __init__(
         self,
         host: nn.Module,
-        places: Sequence[tuple[str, SlotShape]],
-        calls: Counter[nn.Module],
+        survey: Survey,
         *,
         rules: Rules | None = None,
         blueprints: Sequence[str] | None = None,
@@ -44,8 +53,10 @@ class GrowingModel(nn.Module):
         super().__init__()
         self.host = host
         self.seeds = nn.ModuleDict()
+        self.survey = survey
         rules = rules or Rules()
-        self.slots = [Slot(i, path, host.get_submodule(path), shape, rules) for i, (path, shape) in enumerate(places)]
+        places = [(path, host.get_submodule(path), shape) for path, shape in survey.places]
+        self.slots = [Slot(i, *place, rules) for i, place in enumerate(places)]
         self.blueprints = None if blueprints is None else frozenset(blueprints)
         self.budget = budget
         """Most parameters that the whole network may have; None is no limit."""
@@ -59,7 +70,7 @@ class GrowingModel(nn.Module):
         self.on_planting: Callable[[Seed], None] | None = None
         """Called with every new seed before it joins the host."""
         self._costs: dict[tuple[int, tuple[str, ...]], dict[str, int]] = {}
-        self._recorder = Recorder(host, (slot.module for slot in self.slots), calls)
+        self._recorder = Recorder([host.get_submodule(path) for path in survey.taps])
 
     # -- the forward pass and its variants ----------------------------------------------------------------------
 
@@ -123,9 +134,10 @@ class GrowingModel(nn.Module):
             torch.default_generator.manual_seed(self.rng_seed * 1_000_003 + self.seeds_born)
             seed = Seed(blueprint, slot.shape, blend)
         like = next(chain(slot.module.parameters(), self.host.parameters()))  # parts may differ in precision
-        seed.to(device=like.device, dtype=like.dtype).train(self.training)
-        if any(p.dim() == 4 and not p.is_contiguous() for p in self.host.parameters()):  # a host in channels-last order
-            seed.to(memory_format=torch.channels_last)  # type: ignore[call-overload]
+        # A host in channels-last order wants such seeds. All in one call: each takes as long as the planting.
+        by_pixel = any(p.dim() == 4 and not p.is_contiguous() for p in self.host.parameters())
+        order = {"memory_format": torch.channels_last} if by_pixel else {}
+        seed.to(device=like.device, dtype=like.dtype, **order).train(self.training)  # type: ignore[call-overload]
         if self.on_planting is not None:
             self.on_planting(seed)
         slot.plant(seed, self.host)

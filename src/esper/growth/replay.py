@@ -11,7 +11,7 @@ A value that the host changed in place after it was recorded is noticed by its v
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -47,8 +47,8 @@ class Recorded:
 class Recorder:
     """Notes the outputs of a host's taps, in the order in which they finish."""
 
-    def __init__(self, host: nn.Module, slot_modules: Iterable[nn.Module], calls: Counter[nn.Module]) -> None:
-        self.taps = find_taps(host, set(slot_modules), calls)
+    def __init__(self, taps: Sequence[nn.Module]) -> None:
+        self.taps = taps
         self._outputs: dict[nn.Module, Recorded | None] = {}
         self._handles: list[RemovableHandle] = []
         self._replaying = False

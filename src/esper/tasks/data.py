@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import InitVar, dataclass, field
 
 import numpy as np
 import torch
@@ -50,7 +50,8 @@ class Split:
         return len(self.x)
 
     def to(self, device: torch.device | str) -> Split:
-        return Split(moved(self.x, device), moved(self.y, device))
+        x, y = moved(self.x, device), moved(self.y, device)
+        return self if x is self.x and y is self.y else Split(x, y)
 
 
 def check_split(split: Split, name: str) -> None:
@@ -76,8 +77,12 @@ class Splits:
     train: Split
     val: Split
     test: Split
+    check: InitVar[bool] = field(default=True, kw_only=True)
+    """False for data that have been checked: to look through all of them makes a GPU wait."""
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, check: bool) -> None:
+        if not check:
+            return
         for name in ("train", "val", "test"):
             split: Split = getattr(self, name)
             check_split(split, name)
@@ -88,7 +93,9 @@ class Splits:
                 )
 
     def to(self, device: torch.device | str) -> Splits:
-        return Splits(self.train.to(device), self.val.to(device), self.test.to(device))
+        parts = self.train.to(device), self.val.to(device), self.test.to(device)
+        there = parts[0] is self.train and parts[1] is self.val and parts[2] is self.test
+        return self if there else Splits(*parts, check=False)
 
 
 CROP_PADDING = 4

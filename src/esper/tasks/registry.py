@@ -38,7 +38,7 @@ class Task:
     description: str
     splits: Splits
     make_host: Callable[[], nn.Module]
-    """Builds a fresh host from the current torch random state."""
+    """Builds a fresh host from the current torch random state, always of the same architecture."""
     slots: tuple[str, ...]
     """Module paths in the host; the outputs of these modules can grow."""
     labels: tuple[str, ...]
@@ -71,7 +71,8 @@ class Task:
             return sum(parameter.numel() for parameter in self.make_host().parameters())
 
     def to(self, device: torch.device | str) -> Task:
-        return replace(self, splits=self.splits.to(device))
+        splits = self.splits.to(device)
+        return self if splits is self.splits else replace(self, splits=splits)
 
 
 _REGISTRY: dict[str, Callable[..., Task]] = {}
