@@ -6,7 +6,7 @@ Each problem is judged by trees that never saw it. What seeds cost is known, so 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -77,7 +77,7 @@ class Portfolio:
     """How each of them looked at first."""
     hosts: dict[int, Host] = field(default_factory=dict)
     gains: dict[int, dict[str, float]] = field(default_factory=dict)
-    """What each plan earned more than no growth."""
+    """What each plan earned more than no growth, where plans were played."""
     plays: list[tuple[int, float]] = field(default_factory=list)
     """Rows of the episodes, with their gains."""
 
@@ -94,19 +94,30 @@ def portfolios(episodes: Episodes, seen: States) -> dict[str, Portfolio]:
         rows[number][episodes.controllers[int(episodes.controller[row])]] = row
     found: dict[str, Portfolio] = defaultdict(Portfolio)
     for number, by_name in rows.items():
-        layouts = {name.split()[0] for name in by_name} & set(PLANS)
-        if NONE not in by_name or not layouts:
+        if (first := _undisturbed(episodes, by_name)) is None:
             continue
-        own, first = found[layouts.pop()], by_name[NONE]
+        own = found[_layout(episodes, first)]
         own.looks[number], own.hosts[number] = seen[first, :SEEN].flatten(), Host(episodes, first)
-        own.gains[number] = {}
-        for name, row in by_name.items():
-            gain = float(returns[row] - returns[first])
-            if name == NONE or name.split()[0] in PLANS:
-                own.plays.append((row, gain))
-            if name.split()[0] in PLANS:
-                own.gains[number][name.split()[1]] = gain
-    return dict(found)
+        plans = {name: row for name, row in by_name.items() if name.split()[0] in PLANS}
+        if NONE not in by_name or not plans:
+            continue
+        gain = {name: float(returns[row] - returns[by_name[NONE]]) for name, row in by_name.items()}
+        own.gains[number] = {name.split()[1]: gain[name] for name in plans}
+        own.plays += [(by_name[name], gain[name]) for name in (NONE, *plans)]
+    return {layout: portfolio for layout, portfolio in found.items() if portfolio.gains}
+
+
+def _undisturbed(episodes: Episodes, by_name: Mapping[str, int]) -> int | None:
+    """A play in which nothing was planted before the host had been watched, the one without growth if there is one."""
+    for row in (by_name[NONE],) if NONE in by_name else by_name.values():
+        if not episodes.observation.blueprints[row, :SEEN].any():
+            return row
+    return None
+
+
+def _layout(episodes: Episodes, row: int) -> str:
+    first = episodes.observation.slots[row, 0, 0, _LAYOUTS]
+    return SLOT_FIELDS[_LAYOUTS[int(first.argmax())]].removeprefix("layout_")
 
 
 def states(episodes: Episodes) -> States:
@@ -148,9 +159,7 @@ Forecast = Callable[[Iterable[tuple[int, Seeds]]], dict[tuple[int, Seeds], float
 
 def forecasts(portfolio: Portfolio, fold: int) -> Forecast:
     """From the plans that were played on the problems of the other folds."""
-    known = [
-        (number, plan) for number in portfolio.looks if fold_of(number) != fold for plan in portfolio.gains[number]
-    ]
+    known = [(number, plan) for number, gains in portfolio.gains.items() if fold_of(number) != fold for plan in gains]
     model = ExtraTreesRegressor(200, min_samples_leaf=LEAF, max_features=0.4, n_jobs=2, random_state=fold)
 
     def case(number: int, seeds: Seeds) -> Row:

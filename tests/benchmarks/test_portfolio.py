@@ -384,6 +384,22 @@ def test_lessons_say_what_to_plant_and_what_every_planting_promises() -> None:
     assert later > 4.0  # with a seed there, to add nothing promises what that seed does
 
 
+def test_what_plans_gain_elsewhere_is_enough_to_teach_about_a_problem_on_which_none_was_played() -> None:
+    looks = {400: 10.0, 401: 90.0}
+    new = [
+        episode(*(State(20 - step, accuracy=look) for step in range(6)), number=problem, by="sibling 0")
+        for problem, look in looks.items()
+    ]
+    hasty = episode(State(20), *[State(19, (Seed("mlp", 0),))] * 3, number=402, by="sibling 0")
+    labelled, promises = planner.lessons(join([*portfolio_of(gain_of), *new, hasty]))
+    assert 402 not in labelled.draw  # how it looked without a seed is not known
+    row_of = {problem: labelled.draw.tolist().index(problem) for problem in looks}
+    step = forecasts.SEEN - 1
+    assert told(labelled.label[row_of[400], step]) == ("plant", 0, "mlp")
+    assert told(labelled.label[row_of[401], step]) == "wait"
+    assert promises.plant[row_of[400], step, 0, number("mlp")] == pytest.approx(20.0, abs=1.0)
+
+
 def test_an_outlook_tells_states_from_which_growing_costs_from_others() -> None:
     plays = join(portfolio_of(gain_of))
     states = forecasts.states(plays)
@@ -537,6 +553,16 @@ def test_a_round_is_played_on_known_problems(
     assert read(out, growth_schema()).episodes.draw.tolist() == [7, 8]
 
 
+def test_a_round_may_be_played_on_new_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def play_all(play: Any, plays: Sequence[Play], workers: int, seconds: float | None) -> Episodes:
+        assert [one.numbers for one in plays] == [(portfolio.FIRST_DRAW + 7,), (portfolio.FIRST_DRAW + 8,)]
+        return ended_with(number=7, by="sibling 0", earned=40.0)
+
+    monkeypatch.setattr(own_plays, "play_all", play_all)
+    out = str(tmp_path / "new")
+    assert own_plays.main(["--policy", "small", "--first", "7", "--problems", "2", "--out", out]) == 0
+
+
 def test_a_portfolio_a_round_and_the_teacher_work_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On a few problems, whose draws must be training ones; labels are possible whatever was done."""
     monkeypatch.setattr(playing, "in_processes", at_once)
@@ -564,6 +590,27 @@ def test_one_number_cannot_be_a_problem_of_two_families(tmp_path: Path) -> None:
 def test_the_teacher_says_so_if_there_are_too_few_problems() -> None:
     with pytest.raises(SystemExit, match="too few dense problems"):
         planner.lessons(join(portfolio_of(gain_of, 1)))
+
+
+@pytest.mark.parametrize(
+    ("gain", "may", "said"),
+    [
+        (3.0, BOTH, ("fossilize", 1)),
+        (3.0, (Op.PRUNE,), "wait"),
+        (0.4, BOTH, ("prune", 1)),
+        (None, BOTH, ("prune", 1)),
+    ],
+)
+def test_a_seed_that_helps_is_not_removed_whatever_the_first_teacher_said(
+    gain: float | None, may: tuple[Op, ...], said: Told
+) -> None:
+    taught = episode(State(20, (Seed("norm", 1, gain=gain, may=may),)), State(19))
+    label = taught.label.clone()
+    label[0, 0] = seen.action(Op.PRUNE, 1)
+    changed = learn.keeping_what_helps(replace(taught, label=label))
+    check(changed, growth_schema())
+    assert told(changed.label[0, 0]) == said
+    assert told(label[0, 0]) == ("prune", 1)  # the recording stays as it was
 
 
 # -- learning to lose little -------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from esper.tasks.varied_data import (
     TEST,
     TRAIN,
     VAL,
+    bands,
     clusters,
     curves,
     in_pieces,
@@ -48,6 +49,13 @@ def test_the_sorts_take_turns():
     family = get_family("varied")
     assert family.round == len(SORTS)
     assert [family.draw(number).facts["kind"] for number in range(2 * family.round)] == [*SORTS, *SORTS]
+
+
+def test_a_sort_can_be_had_alone():
+    family = get_family("varied/vector")
+    assert {family.draw(number).facts["kind"] for number in range(5)} == {"vector"}
+    with pytest.raises(ValueError, match="try varied/series, varied/sequence"):
+        get_family("varied/vectors")
 
 
 def test_data_to_judge_by_are_others_than_those_to_train_on(drawn):
@@ -74,10 +82,10 @@ def test_hosts_and_data_differ_from_draw_to_draw(drawn):
         assert len(hosts) > len(found) // 2
         assert len({(draw.task.updates_per_epoch, draw.task.learning_rate) for draw in found}) > 3 or sort == "text"
     sources = {draw.facts["data"] for draws in drawn.values() for draw in draws}
-    assert sources == {"curves", "waves", "signs", "clusters", "regions", "language"}
+    assert sources == {"curves", "waves", "signs", "clusters", "regions", "bands", "language"}
 
 
-@pytest.mark.parametrize("make", [waves, signs, clusters, regions])
+@pytest.mark.parametrize("make", [waves, signs, clusters, regions, bands])
 def test_every_data_set_has_all_classes_in_three_parts_and_can_be_made_again(make):
     for seed in range(4):
         splits, again = make(np.random.default_rng(seed)), make(np.random.default_rng(seed))
@@ -93,7 +101,7 @@ def test_every_data_set_has_all_classes_in_three_parts_and_can_be_made_again(mak
         assert not torch.equal(splits.val.x[:100], splits.test.x[:100])
 
 
-@pytest.mark.parametrize("make", [waves, signs, clusters, regions])
+@pytest.mark.parametrize("make", [waves, signs, clusters, regions, bands])
 def test_data_can_be_learnt_and_some_are_harder_than_others(make):
     """A linear map of the inputs and their squares knows more than chance, and not always the same."""
     found = []

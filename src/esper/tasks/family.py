@@ -226,10 +226,12 @@ def get_family(name: str, **options: Any) -> NamedFamily:
             firsts = dict.fromkeys(kind.split()[0] for kind in KINDS)
             raise ValueError(f"no kind of {base} problem starts so: {name!r}; try {base}/{f', {base}/'.join(firsts)}")
         return {"mixed": Mixed, "disguised": Disguised}[base](**({"kinds": kinds} if part else {}), **options)
-    if name == "varied":
-        from esper.tasks.varied import Varied  # noqa: PLC0415
+    if base == "varied":
+        from esper.tasks.varied import SORTS, Varied  # noqa: PLC0415
 
-        return Varied(**options)
+        if part and part not in SORTS:
+            raise ValueError(f"no sort of varied problem is called so: {name!r}; try varied/{', varied/'.join(SORTS)}")
+        return Varied(**({"sorts": [part]} if part else {}), **options)
     if name == "natural":
         return Natural(**options)
     if name.startswith("natural/"):

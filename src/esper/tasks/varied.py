@@ -33,11 +33,12 @@ class Varied:
     slots = 4
     horizon = 25
 
-    def __init__(self) -> None:
-        self.round = len(SORTS)
+    def __init__(self, *, sorts: Sequence[str] | None = None) -> None:
+        self.sorts = tuple(SORTS if sorts is None else sorts)
+        self.round = len(self.sorts)
 
     def draw(self, number: int, *, held_out: bool = False) -> Draw:
-        sort = tuple(SORTS)[number % len(SORTS)]
+        sort = self.sorts[number % self.round]
         rng = draw_rng(self.name, number, held_out)
         layout, make = SORTS[sort]
         task, host = make(rng, held_out)
@@ -91,9 +92,9 @@ def _sequence(rng: np.random.Generator, held_out: bool) -> tuple[Task, Host]:
 
 
 def _vector(rng: np.random.Generator, held_out: bool) -> tuple[Task, Host]:
-    if rng.random() < 0.6:
-        return _of_tokens(rng, data.clusters(rng), "clusters", attention=0.0)
-    return _of_tokens(rng, data.regions(rng), "regions", attention=0.0)
+    source = str(rng.choice(["clusters", "regions", "bands"], p=[0.4, 0.25, 0.35]))
+    splits = {"clusters": data.clusters, "regions": data.regions, "bands": data.bands}[source](rng)
+    return _of_tokens(rng, splits, source, attention=0.0)
 
 
 def _of_tokens(rng: np.random.Generator, splits: Splits, source: str, attention: float) -> tuple[Task, Host]:

@@ -100,7 +100,22 @@ def regions(rng: np.random.Generator) -> Splits:
     last = rng.standard_normal((hidden, CLASSES))
     points = rng.standard_normal((int(rng.integers(*TRAIN)) + VAL + TEST, features))
     votes = np.tanh(points @ first) @ last
-    labels = ((votes - votes.mean(0)) / votes.std(0)).argmax(1)
+    return _labelled(points, ((votes - votes.mean(0)) / votes.std(0)).argmax(1))
+
+
+def bands(rng: np.random.Generator) -> Splits:
+    """Points of a space of few dimensions, seen in more: the class says how high they lie in a hilly landscape."""
+    features, dimensions = int(rng.choice([8, 16, 32])), int(rng.integers(1, 4))
+    count, steepness = int(rng.integers(*TRAIN)) + VAL + TEST, rng.uniform(0.3, 3.0)
+    places = rng.uniform(-1.0, 1.0, (count, dimensions))
+    slopes, phase = steepness * rng.standard_normal((dimensions, 6)), rng.uniform(0.0, 2 * np.pi, 6)
+    height = np.sin(places @ slopes + phase).sum(1)
+    points = places @ rng.standard_normal((dimensions, features))
+    points += rng.uniform(0.0, 0.1) * rng.standard_normal(points.shape)
+    return _labelled(points, CLASSES * height.argsort().argsort() // count)  # as many points in every class
+
+
+def _labelled(points: NDArray[np.float64], labels: NDArray[np.int64]) -> Splits:
     x, y = torch.from_numpy(points.astype(np.float32)), torch.from_numpy(labels)
     return Splits(
         Split(x[VAL + TEST :], y[VAL + TEST :]),
