@@ -132,15 +132,22 @@ def timing(episodes: Sequence[Episode]) -> list[str]:
     early = [life for life in pruned if life.ended_in is Stage.TRAINING]
     first = _average([episode.lives[0].born for episode in episodes if episode.lives])
     lengths = [_average([getattr(life, part) for life in kept]) for part in ("incubated", "blended", "held")]
+    late = [life for life in pruned if life not in early]
     promised = _average([life.shadow for life in early if life.shadow is not None])
+    age = _average([life.incubated for life in early])
+    while_young = (
+        f"{len(early)} seeds are pruned while they incubate, after {age} epochs, when their shadow promises {promised} "
+        "points (mean)"
+        if early
+        else "No seed is pruned while it incubates"
+    )
+    later = f"{len(late)} later, when they contribute {_average(_contributions(late))} points" if late else "none later"
     found = [
         f"- {len(lives)} seeds: {len(kept)} made permanent, {len(pruned)} pruned, {len(undecided)} never decided on. "
         f"The first one of an episode is planted after epoch {first} on average.",
         f"- A seed that is made permanent incubates {lengths[0]} epochs, blends {lengths[1]} and holds {lengths[2]}; "
         f"it then contributes {_average(_contributions(kept))} points of validation accuracy (mean).",
-        f"- {len(early)} seeds are pruned while they incubate, after {_average([life.incubated for life in early])} "
-        f"epochs, when their shadow promises {promised} points (mean); {len(pruned) - len(early)} later, when they "
-        f"contribute {_average(_contributions([life for life in pruned if life not in early]))} points.",
+        f"- {while_young}; {later}.",
     ]
     names = dict.fromkeys(life.blueprint for life in lives)
     body = [

@@ -226,15 +226,17 @@ def transfer_section(content: Content, mixed: Content | None) -> list[str]:
             row.append("–" if kept is None else share_with_interval(kept))
         differences.append(row)
     return [
-        "The same frozen controllers on families of which none was played when they were trained, tuned or chosen. "
+        "The same frozen controllers on families on which none of them was trained, tuned or chosen. "
         "*deep series* and *deep vectors* have hosts of five stages and five slots; the controller met two to four. "
         "*natural/digits* (hosts with a fault) and *digits* are real data, *stories* is the next character of "
         "generated text. How strange they are differs: the families `disguised` and `varied`, on which the "
         "controller was trained, were made after an earlier controller had failed on *deep series* and *stories*, and "
         "have relatives of both and of *deep vectors* (other draws of `mnist1d`, another language, the same boards). "
         "`varied` was widened, with points of up to 64 dimensions that are easy or hard to tell apart, after the next "
-        "controller had grown on the digits, where growing does not pay; they are points of 64 dimensions. Nothing "
-        "like CIFAR-10 was among them. The draws of a family differ by random seeds, few hosts and fewer data sets: "
+        "controller had grown on the digits, where growing does not pay; they are points of 64 dimensions. It was "
+        "widened once more, with points that a linear host cannot tell apart, when fixed plans on other draws of *deep "
+        "series* and *deep vectors* had shown what could be gained there ([experiments](experiments.md)). Nothing like "
+        "CIFAR-10 was among them. The draws of a family differ by random seeds, few hosts and fewer data sets: "
         "intervals speak of these, and another problem of the kind may differ by more.",
         "",
         *table(head, body),
