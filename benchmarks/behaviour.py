@@ -54,6 +54,8 @@ def page(learned: dict[int, Episode], none: dict[int, Episode], command: str, do
     draw_choices(images / "behaviour_choices.png", episodes)
     draw_timing(images / "behaviour_timing.png", episodes)
     told = []
+    for old in images.glob("behaviour_example_*.png"):  # there may be fewer examples this time
+        old.unlink()
     for i, (title, number) in enumerate(examples(learned, none).items(), 1):
         draw_episode(images / f"behaviour_example_{i}.png", learned[number], none[number])
         told += ["", f"### {title}", "", f"![{title}](images/behaviour_example_{i}.png)", ""]

@@ -6,7 +6,7 @@ Each problem is judged by trees that never saw it. What seeds cost is known, so 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -90,11 +90,14 @@ def portfolios(episodes: Episodes, seen: States) -> dict[str, Portfolio]:
     """By layout; `seen` are the states of the episodes."""
     returns = episodes.returns()
     rows: dict[int, dict[str, int]] = defaultdict(dict)
+    plays: dict[int, list[int]] = defaultdict(list)
     for row, number in enumerate(episodes.draw.tolist()):
         rows[number][episodes.controllers[int(episodes.controller[row])]] = row
+        plays[number].append(row)
     found: dict[str, Portfolio] = defaultdict(Portfolio)
     for number, by_name in rows.items():
-        if (first := _undisturbed(episodes, by_name)) is None:
+        first = _undisturbed(episodes, [by_name[NONE]] if NONE in by_name else plays[number])
+        if first is None:
             continue
         own = found[_layout(episodes, first)]
         own.looks[number], own.hosts[number] = seen[first, :SEEN].flatten(), Host(episodes, first)
@@ -107,12 +110,9 @@ def portfolios(episodes: Episodes, seen: States) -> dict[str, Portfolio]:
     return {layout: portfolio for layout, portfolio in found.items() if portfolio.gains}
 
 
-def _undisturbed(episodes: Episodes, by_name: Mapping[str, int]) -> int | None:
-    """A play in which nothing was planted before the host had been watched, the one without growth if there is one."""
-    for row in (by_name[NONE],) if NONE in by_name else by_name.values():
-        if not episodes.observation.blueprints[row, :SEEN].any():
-            return row
-    return None
+def _undisturbed(episodes: Episodes, rows: Iterable[int]) -> int | None:
+    """A play in which nothing was planted before the host had been watched."""
+    return next((row for row in rows if not episodes.observation.blueprints[row, :SEEN].any()), None)
 
 
 def _layout(episodes: Episodes, row: int) -> str:

@@ -33,9 +33,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--policy", required=True)
     parser.add_argument("--family", default="mixed")
-    parser.add_argument("--known", type=Path, nargs="*", default=[], help="recordings of these problems")
+    parser.add_argument(
+        "--known", type=Path, nargs="+", default=[], help="recordings of these problems, of the family as it is now"
+    )
     parser.add_argument("--problems", type=int, default=200)
-    parser.add_argument("--first", type=int, default=0, help="leave out so many of the problems")
+    parser.add_argument("--first", type=int, help="leave out so many of the problems; with new ones, say how many")
     parser.add_argument("--siblings", type=int, default=1)
     parser.add_argument("--noise", type=float, default=0.03)
     parser.add_argument("--seconds", type=float, help="stop after so long, with what was played by then")
@@ -46,9 +48,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for folder, recording in zip(chosen.known, recordings, strict=True):
         if recording.task != chosen.family:
             parser.error(f"{folder} has problems of {recording.task}, not of {chosen.family}")
+    if chosen.first is None and not recordings:
+        parser.error("without --known, --first must say where problems begin that no other step has played")
     known = sorted({number for recording in recordings for number in recording.episodes.draw.tolist()})
-    last = chosen.first + chosen.problems
-    numbers = known[chosen.first : last] if known else range(FIRST_DRAW + chosen.first, FIRST_DRAW + last)
+    first = chosen.first or 0
+    last = first + chosen.problems
+    numbers = known[first:last] if known else range(FIRST_DRAW + first, FIRST_DRAW + last)
     plays = jobs(policy_file(chosen.policy), chosen.family, numbers, chosen.siblings, chosen.noise)
     played = play_all(play, plays, chosen.workers, chosen.seconds)
     command = shlex.join(["python", *sys.argv])

@@ -390,8 +390,11 @@ def test_what_plans_gain_elsewhere_is_enough_to_teach_about_a_problem_on_which_n
         episode(*(State(20 - step, accuracy=look) for step in range(6)), number=problem, by="sibling 0")
         for problem, look in looks.items()
     ]
-    hasty = episode(State(20), *[State(19, (Seed("mlp", 0),))] * 3, number=402, by="sibling 0")
-    labelled, promises = planner.lessons(join([*portfolio_of(gain_of), *new, hasty]))
+    hasty, again = (
+        episode(State(20), *[State(19, (Seed("mlp", 0),))] * 3, number=problem, by="sibling 0")
+        for problem in (402, 400)
+    )
+    labelled, promises = planner.lessons(join([*portfolio_of(gain_of), *new, hasty, again]))
     assert 402 not in labelled.draw  # how it looked without a seed is not known
     row_of = {problem: labelled.draw.tolist().index(problem) for problem in looks}
     step = forecasts.SEEN - 1
@@ -553,14 +556,19 @@ def test_a_round_is_played_on_known_problems(
     assert read(out, growth_schema()).episodes.draw.tolist() == [7, 8]
 
 
-def test_a_round_may_be_played_on_new_problems(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_round_may_be_played_on_new_problems(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def play_all(play: Any, plays: Sequence[Play], workers: int, seconds: float | None) -> Episodes:
         assert [one.numbers for one in plays] == [(portfolio.FIRST_DRAW + 7,), (portfolio.FIRST_DRAW + 8,)]
         return ended_with(number=7, by="sibling 0", earned=40.0)
 
     monkeypatch.setattr(own_plays, "play_all", play_all)
-    out = str(tmp_path / "new")
-    assert own_plays.main(["--policy", "small", "--first", "7", "--problems", "2", "--out", out]) == 0
+    arguments = ["--policy", "small", "--problems", "2", "--out", str(tmp_path / "new")]
+    with pytest.raises(SystemExit):
+        own_plays.main(arguments)
+    assert "--first must say where problems begin" in capsys.readouterr().err
+    assert own_plays.main([*arguments, "--first", "7"]) == 0
 
 
 def test_a_portfolio_a_round_and_the_teacher_work_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

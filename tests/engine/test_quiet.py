@@ -89,6 +89,18 @@ def test_what_was_dropped_since_the_last_call_is_collected_and_older_garbage_aft
         assert kept
 
 
+def test_networks_that_lived_through_a_collection_by_somebody_else_are_collected_at_once() -> None:
+    with quiet_collector(GPU):
+        collect_garbage()
+        network = Circle()
+        watched = weakref.ref(network)
+        gc.collect(1)  # as torch.compile does
+        gc.collect(1)
+        del network
+        collect_garbage()
+        assert watched() is None
+
+
 def test_networks_that_are_no_longer_young_are_collected_where_nothing_is_quiet() -> None:
     older = Circle()
     watched = weakref.ref(older)

@@ -37,13 +37,29 @@ def quiet_collector(device: torch.device) -> Iterator[None]:
         gc.unfreeze()
 
 
-def collect_garbage() -> None:
+class GarbageCollection:
     """To be called when networks have just been dropped.
 
     Among quiet collections they are all still young, and nothing else needs a look: the modules that torch.compile
-    imports and the captured epochs of 64 networks took 0.3 s of every reset. Older garbage (networks of another
-    environment, which were alive at an earlier call) waits for every sixteenth call. Without quiet collections nobody
-    knows how old networks are.
+    imports and the captured epochs of 64 networks took 0.3 s of every reset. Networks that lived through a collection
+    by somebody else (torch.compile makes some) are old, and then everything is looked through; so it is at every
+    sixteenth call, for the sake of another environment's networks, and always where collections are not quiet.
     """
-    quiet = gc.get_threshold()[1] == NEVER
-    gc.collect(1 if quiet and gc.get_count()[2] < FULL else 2)
+
+    def __init__(self) -> None:
+        self._calls = 0
+        self._collections = -1
+        """Of objects that are not young, up to the last call."""
+
+    def __call__(self) -> None:
+        self._calls += 1
+        quiet = gc.get_threshold()[1] == NEVER and _old_collections() == self._collections
+        gc.collect(1 if quiet and self._calls % FULL else 2)
+        self._collections = _old_collections()
+
+
+def _old_collections() -> int:
+    return sum(generation["collections"] for generation in gc.get_stats()[1:])
+
+
+collect_garbage = GarbageCollection()

@@ -90,6 +90,8 @@ def _fault(device: torch.device) -> str:
         return "Triton is not installed"
     try:
         _try_kernels(device)
+    except torch.cuda.OutOfMemoryError:
+        raise  # of no kernel's making
     except Exception as error:  # no C compiler, a driver or a GPU that Triton cannot use: each has a kind of its own
         return f"Triton's kernels do not work on {device} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
     return ""

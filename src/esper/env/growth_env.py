@@ -126,7 +126,7 @@ class GrowthEnv:
             if self._cache is not None:
                 self._cache.release()
             self._episodes, self._engine = [], EagerEngine([])  # so that old and new networks never share the memory
-            if self._cache is not None:
+            if self._cache is not None or self.device.type == "cuda":
                 collect_garbage()  # here nothing waits for it; in the middle of a step, a GPU would
             places = [self._devices[row % len(self._devices)] for row in range(self.size)]
             seen: dict[Task, Survey] = {}
