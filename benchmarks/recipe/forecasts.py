@@ -77,7 +77,7 @@ class Portfolio:
     """How each of them looked at first."""
     hosts: dict[int, Host] = field(default_factory=dict)
     gains: dict[int, dict[str, float]] = field(default_factory=dict)
-    """What each plan earned more than no growth, where plans were played."""
+    """What each plan earned more than no growth."""
     plays: list[tuple[int, float]] = field(default_factory=list)
     """Rows of the episodes, with their gains."""
 
@@ -90,34 +90,23 @@ def portfolios(episodes: Episodes, seen: States) -> dict[str, Portfolio]:
     """By layout; `seen` are the states of the episodes."""
     returns = episodes.returns()
     rows: dict[int, dict[str, int]] = defaultdict(dict)
-    plays: dict[int, list[int]] = defaultdict(list)
     for row, number in enumerate(episodes.draw.tolist()):
         rows[number][episodes.controllers[int(episodes.controller[row])]] = row
-        plays[number].append(row)
     found: dict[str, Portfolio] = defaultdict(Portfolio)
     for number, by_name in rows.items():
-        first = _undisturbed(episodes, [by_name[NONE]] if NONE in by_name else plays[number])
-        if first is None:
+        layouts = {name.split()[0] for name in by_name} & set(PLANS)
+        if NONE not in by_name or not layouts:
             continue
-        own = found[_layout(episodes, first)]
+        own, first = found[layouts.pop()], by_name[NONE]
         own.looks[number], own.hosts[number] = seen[first, :SEEN].flatten(), Host(episodes, first)
-        plans = {name: row for name, row in by_name.items() if name.split()[0] in PLANS}
-        if NONE not in by_name or not plans:
-            continue
-        gain = {name: float(returns[row] - returns[by_name[NONE]]) for name, row in by_name.items()}
-        own.gains[number] = {name.split()[1]: gain[name] for name in plans}
-        own.plays += [(by_name[name], gain[name]) for name in (NONE, *plans)]
-    return {layout: portfolio for layout, portfolio in found.items() if portfolio.gains}
-
-
-def _undisturbed(episodes: Episodes, rows: Iterable[int]) -> int | None:
-    """A play in which nothing was planted before the host had been watched."""
-    return next((row for row in rows if not episodes.observation.blueprints[row, :SEEN].any()), None)
-
-
-def _layout(episodes: Episodes, row: int) -> str:
-    first = episodes.observation.slots[row, 0, 0, _LAYOUTS]
-    return SLOT_FIELDS[_LAYOUTS[int(first.argmax())]].removeprefix("layout_")
+        own.gains[number] = {}
+        for name, row in by_name.items():
+            gain = float(returns[row] - returns[first])
+            if name == NONE or name.split()[0] in PLANS:
+                own.plays.append((row, gain))
+            if name.split()[0] in PLANS:
+                own.gains[number][name.split()[1]] = gain
+    return dict(found)
 
 
 def states(episodes: Episodes) -> States:
@@ -159,7 +148,9 @@ Forecast = Callable[[Iterable[tuple[int, Seeds]]], dict[tuple[int, Seeds], float
 
 def forecasts(portfolio: Portfolio, fold: int) -> Forecast:
     """From the plans that were played on the problems of the other folds."""
-    known = [(number, plan) for number, gains in portfolio.gains.items() if fold_of(number) != fold for plan in gains]
+    known = [
+        (number, plan) for number in portfolio.looks if fold_of(number) != fold for plan in portfolio.gains[number]
+    ]
     model = ExtraTreesRegressor(200, min_samples_leaf=LEAF, max_features=0.4, n_jobs=2, random_state=fold)
 
     def case(number: int, seeds: Seeds) -> Row:

@@ -1,4 +1,4 @@
-"""One round of a policy's own plays, on the training problems of portfolios or on new ones.
+"""One round of a policy's own plays on the training problems of a portfolio.
 
     python benchmarks/recipe/own_plays.py --policy start.safetensors --family varied --known recordings/varied \
         --problems 200 --workers 2 --out recordings/round1
@@ -6,9 +6,6 @@
 
 The wrong seeds of a portfolio are anyone's; a policy's own mistakes are the plausible ones, and only here does it see
 how to notice them and what to do then. The policy rolls its dice, and now and then takes a random legal decision.
-
-Without `--known` the problems are new. Nobody knows what plans gain there, but forecasts need no more than a host's
-first epochs: one play of a new problem teaches as much about a first planting as the seven of a portfolio's problem.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from improve import FIRST_DRAW, jobs
+from improve import jobs
 from playing import play_all
 from rounds import chosen_options
 
@@ -34,10 +31,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--policy", required=True)
     parser.add_argument("--family", default="mixed")
     parser.add_argument(
-        "--known", type=Path, nargs="+", default=[], help="recordings of these problems, of the family as it is now"
+        "--known", type=Path, nargs="+", required=True, help="recordings of the problems as they are now"
     )
     parser.add_argument("--problems", type=int, default=200)
-    parser.add_argument("--first", type=int, help="leave out so many of the problems; with new ones, say how many")
+    parser.add_argument("--first", type=int, default=0, help="leave out so many of the known problems")
     parser.add_argument("--siblings", type=int, default=1)
     parser.add_argument("--noise", type=float, default=0.03)
     parser.add_argument("--seconds", type=float, help="stop after so long, with what was played by then")
@@ -48,17 +45,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     for folder, recording in zip(chosen.known, recordings, strict=True):
         if recording.task != chosen.family:
             parser.error(f"{folder} has problems of {recording.task}, not of {chosen.family}")
-    if chosen.first is None and not recordings:
-        parser.error("without --known, --first must say where problems begin that no other step has played")
-    known = sorted({number for recording in recordings for number in recording.episodes.draw.tolist()})
-    first = chosen.first or 0
-    last = first + chosen.problems
-    numbers = known[first:last] if known else range(FIRST_DRAW + first, FIRST_DRAW + last)
+    known = {number for recording in recordings for number in recording.episodes.draw.tolist()}
+    numbers = sorted(known)[chosen.first : chosen.first + chosen.problems]
     plays = jobs(policy_file(chosen.policy), chosen.family, numbers, chosen.siblings, chosen.noise)
     played = play_all(play, plays, chosen.workers, chosen.seconds)
     command = shlex.join(["python", *sys.argv])
     append(chosen.out, played, growth_schema(), {"command": command, "task": chosen.family})
-    print(f"{played.steps:,} env-steps; mean return of {len(played)} plays: {float(played.returns().mean()):.1f}")
+    print(f"{played.steps:,} env-steps on {len(numbers)} problems; mean return {float(played.returns().mean()):.1f}")
     return 0
 
 

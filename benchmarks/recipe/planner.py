@@ -83,7 +83,7 @@ def lessons(episodes: Episodes) -> tuple[Episodes, Promises]:
     seen, label, promises = states(episodes), torch.zeros_like(episodes.label), Promises.none_for(episodes)
     done: list[int] = []
     for layout, portfolio in sorted(portfolios(episodes, seen).items()):
-        if len({fold_of(number) for number in portfolio.gains}) < 2:
+        if len({fold_of(number) for number in portfolio.looks}) < 2:
             raise SystemExit(f"too few {layout} problems to forecast one from the others: play more with portfolio.py")
         rows = [row for row, number in enumerate(episodes.draw.tolist()) if number in portfolio.looks]
         outlook = outlooks(portfolio, episodes, seen, rows)
@@ -95,8 +95,7 @@ def lessons(episodes: Episodes) -> tuple[Episodes, Promises]:
                 said = _asked(portfolio, episodes, own, forecasts(portfolio, fold))
                 for number in set(episodes.draw[own].tolist()):
                     best[number] = best_plan(portfolio, number, said, portfolio.plans)
-                    if number in portfolio.gains:
-                        guessed[number] = best_plan(portfolio, number, said, portfolio.gains[number])
+                    guessed[number] = best_plan(portfolio, number, said, portfolio.gains[number])
                 for row in own:
                     _teach(portfolio, episodes, row, best, outlook[row], said, label, promises)
         report(layout, portfolio, best, guessed)

@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
+from improve import FIRST_DRAW
 from playing import play_all
 from rounds import chosen_options
 
@@ -64,8 +65,6 @@ PLANS: dict[str, tuple[str, ...]] = {
         "mlp_small@0+attention@1",
     ),
 }
-FIRST_DRAW = 6_000_000
-"""Training draws that no training run with a seed below 6 sees."""
 FIRST_EPOCH = 1
 """When plans begin."""
 NONE, MEANT = "none", "meant"

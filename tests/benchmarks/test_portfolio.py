@@ -384,25 +384,6 @@ def test_lessons_say_what_to_plant_and_what_every_planting_promises() -> None:
     assert later > 4.0  # with a seed there, to add nothing promises what that seed does
 
 
-def test_what_plans_gain_elsewhere_is_enough_to_teach_about_a_problem_on_which_none_was_played() -> None:
-    looks = {400: 10.0, 401: 90.0}
-    new = [
-        episode(*(State(20 - step, accuracy=look) for step in range(6)), number=problem, by="sibling 0")
-        for problem, look in looks.items()
-    ]
-    hasty, again = (
-        episode(State(20), *[State(19, (Seed("mlp", 0),))] * 3, number=problem, by="sibling 0")
-        for problem in (402, 400)
-    )
-    labelled, promises = planner.lessons(join([*portfolio_of(gain_of), *new, hasty, again]))
-    assert 402 not in labelled.draw  # how it looked without a seed is not known
-    row_of = {problem: labelled.draw.tolist().index(problem) for problem in looks}
-    step = forecasts.SEEN - 1
-    assert told(labelled.label[row_of[400], step]) == ("plant", 0, "mlp")
-    assert told(labelled.label[row_of[401], step]) == "wait"
-    assert promises.plant[row_of[400], step, 0, number("mlp")] == pytest.approx(20.0, abs=1.0)
-
-
 def test_an_outlook_tells_states_from_which_growing_costs_from_others() -> None:
     plays = join(portfolio_of(gain_of))
     states = forecasts.states(plays)
@@ -554,21 +535,6 @@ def test_a_round_is_played_on_known_problems(
     assert "has problems of mixed/vector, not of varied" in capsys.readouterr().err
     assert own_plays.main([*arguments, *more, "--family", "mixed/vector"]) == 0
     assert read(out, growth_schema()).episodes.draw.tolist() == [7, 8]
-
-
-def test_a_round_may_be_played_on_new_problems(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def play_all(play: Any, plays: Sequence[Play], workers: int, seconds: float | None) -> Episodes:
-        assert [one.numbers for one in plays] == [(portfolio.FIRST_DRAW + 7,), (portfolio.FIRST_DRAW + 8,)]
-        return ended_with(number=7, by="sibling 0", earned=40.0)
-
-    monkeypatch.setattr(own_plays, "play_all", play_all)
-    arguments = ["--policy", "small", "--problems", "2", "--out", str(tmp_path / "new")]
-    with pytest.raises(SystemExit):
-        own_plays.main(arguments)
-    assert "--first must say where problems begin" in capsys.readouterr().err
-    assert own_plays.main([*arguments, "--first", "7"]) == 0
 
 
 def test_a_portfolio_a_round_and_the_teacher_work_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

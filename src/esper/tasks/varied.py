@@ -92,9 +92,9 @@ def _sequence(rng: np.random.Generator, held_out: bool) -> tuple[Task, Host]:
 
 
 def _vector(rng: np.random.Generator, held_out: bool) -> tuple[Task, Host]:
-    source = str(rng.choice(["clusters", "regions", "bands"], p=[0.4, 0.25, 0.35]))
-    splits = {"clusters": data.clusters, "regions": data.regions, "bands": data.bands}[source](rng)
-    return _of_tokens(rng, splits, source, attention=0.0)
+    makers = {"clusters": data.clusters, "regions": data.regions, "bands": data.bands}
+    source = str(rng.choice(list(makers), p=[0.4, 0.25, 0.35]))
+    return _of_tokens(rng, makers[source](rng), source, attention=0.0)
 
 
 def _of_tokens(rng: np.random.Generator, splits: Splits, source: str, attention: float) -> tuple[Task, Host]:
