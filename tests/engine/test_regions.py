@@ -28,11 +28,18 @@ from small_worlds import BUILT_IN, FOREIGN, germinate, learner_for, run_epoch
 @pytest.fixture(autouse=True)
 def nothing_compiled_before() -> Iterator[None]:
     """The tests below put something else in the place of `torch.compile`, which must neither be kept nor be found."""
-    for known in (regions._compiled, regions.compiled_loss):
+    for known in (regions._compiled, regions.compiled_loss, regions.compiler_works):
         known.cache_clear()
     yield
-    for known in (regions._compiled, regions.compiled_loss):
+    for known in (regions._compiled, regions.compiled_loss, regions.compiler_works):
         known.cache_clear()
+
+
+def no_compiler(function: Any, **options: Any) -> Any:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise TorchDynamoException("no compiler on this machine\nlong trace")
+
+    return fail
 
 
 def test_regions_hold_no_slot_and_cover_all_other_parameters() -> None:
@@ -87,13 +94,7 @@ def test_the_graph_engine_trains_compiled_networks_in_bfloat16(monkeypatch: pyte
 def test_a_region_that_does_not_compile_runs_as_it_is_and_the_log_says_why(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def broken(function: Any, **options: Any) -> Any:
-        def fail(*args: Any, **kwargs: Any) -> None:
-            raise TorchDynamoException("no compiler on this machine\nlong trace")
-
-        return fail
-
-    monkeypatch.setattr(torch, "compile", broken)
+    monkeypatch.setattr(torch, "compile", no_compiler)
     plain, regional = learner_for(BUILT_IN["mlp"]), learner_for(BUILT_IN["mlp"])
     compile_regions(regional.model)
     with caplog.at_level(logging.WARNING):
@@ -103,6 +104,20 @@ def test_a_region_that_does_not_compile_runs_as_it_is_and_the_log_says_why(
     layered = [region for region in regional.model.regions if list(region.children())]
     assert len(told) == len(layered) > 0  # once each, not at every call
     assert all("runs uncompiled: no compiler on this machine" in message for message in told)
+
+
+def test_where_nothing_compiles_networks_run_as_they_are_and_the_log_says_so_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(torch, "compile", no_compiler)
+    task = generated_images(Work(channels=(4, 6), size=8, batch=16, updates=3, validation=16))
+    with caplog.at_level(logging.WARNING):
+        learners = [task_learner(task, seed, 9, compiled=True) for seed in range(3)]
+        run_epoch(learners[0], germinate(0, "conv"))
+    assert [record.getMessage() for record in caplog.records] == [
+        "torch.compile does not work on cpu, so nothing is compiled: no compiler on this machine"
+    ]
+    assert learners[0].loss is task.loss
 
 
 def test_an_exported_network_has_nothing_compiled_in_it(monkeypatch: pytest.MonkeyPatch) -> None:

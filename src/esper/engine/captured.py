@@ -24,12 +24,12 @@ from esper.engine.static import (
     ensure_state,
     is_copied,
     moving_tensors,
-    own_tensors,
     signature,
     tensor_feed,
     topology,
 )
 from esper.growth.slot import preserved_rng
+from esper.growth.tensors import own_tensors
 from esper.tasks.data import Split
 from esper.tasks.feed import chunks
 

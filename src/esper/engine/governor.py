@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
@@ -216,7 +216,6 @@ class Snapshot:
 
     def __init__(self, model: GrowingModel) -> None:
         self._model = model
-        self._copies: dict[str, Tensor] = {}
         self._known: Hashable = None
         """What was permanent when the lists below were made: finding it again costs more than the copies."""
         self._flat: list[tuple[Tensor, list[Tensor]]] = []
@@ -240,55 +239,69 @@ class Snapshot:
     def _look(self) -> None:
         parameters, buffers = _permanent_places(self._model)
         tensors = _by_name(parameters, buffers)
-        types = sorted({tensor.dtype for tensor in tensors.values()}, key=str)
         # The objects, not detached aliases: an engine may move their numbers.
-        members = {dtype: {name: t for name, t in tensors.items() if t.dtype == dtype} for dtype in types}
+        by_type = _by_type(tensors.values())
         layout = [(name, t.shape, t.dtype) for name, t in tensors.items()]
         if layout != self._layout:
-            self._allocate(members)
-            self._layout = layout
-        self._flat = [(copies, list(members[copies.dtype].values())) for copies, _ in self._flat]
+            self._allocate(layout, by_type)
+        self._flat = [(copies, by_type[copies.dtype]) for copies, _ in self._flat]
         self._buffers = [place[1:] for place in buffers]
         self._known = _permanent_seeds(self._model)
 
-    def _allocate(self, members: dict[torch.dtype, dict[str, Tensor]]) -> None:
+    def _allocate(
+        self, layout: list[tuple[str, torch.Size, torch.dtype]], by_type: dict[torch.dtype, list[Tensor]]
+    ) -> None:
         """A place for everything; what was there before is kept."""
-        self._flat, before, self._copies = [], self._copies, {}
-        if any(copy.is_pinned() for copy in before.values()):  # the last copies may still be on their way
+        before = self._copies
+        if any(copies.is_pinned() for copies, _ in self._flat):  # the last copies may still be on their way
             torch.cuda.current_stream(self._model.device).synchronize()
-        for dtype, tensors in members.items():
-            sizes = [tensor.numel() for tensor in tensors.values()]
-            # Pinned, so that a copy from a GPU does not wait for it; the stream keeps copies in order.
-            copies = torch.zeros(sum(sizes), dtype=dtype, pin_memory=next(iter(tensors.values())).is_cuda)
-            self._flat.append((copies, []))
-            for (name, tensor), place in zip(tensors.items(), torch.split(copies, sizes), strict=True):
-                self._copies[name] = place.view(tensor.shape)
-                if name in before and before[name].shape == tensor.shape:
-                    self._copies[name].copy_(before[name])
+        sizes = {dtype: sum(tensor.numel() for tensor in tensors) for dtype, tensors in by_type.items()}
+        # Pinned, so that a copy from a GPU does not wait for it; the stream keeps copies in order.
+        self._flat = [
+            (torch.zeros(sizes[dtype], dtype=dtype, pin_memory=tensors[0].is_cuda), [])
+            for dtype, tensors in by_type.items()
+        ]
+        self._layout = layout
+        if before:
+            for name, copy in self._copies.items():
+                if name in before and before[name].shape == copy.shape:
+                    copy.copy_(before[name])
+
+    @property
+    def _copies(self) -> dict[str, Tensor]:
+        """By name. They are told apart when they are needed: most networks are never taken back."""
+        found: dict[str, Tensor] = {}
+        for copies, _ in self._flat:
+            own = [(name, shape) for name, shape, dtype in self._layout if dtype == copies.dtype]
+            pieces = torch.split(copies, [shape.numel() for _, shape in own])
+            found |= {name: piece.view(shape) for (name, shape), piece in zip(own, pieces, strict=True)}
+        return found
 
     def include(self, slot: str) -> None:
         """Take the seed of a slot in and leave the rest: it was taken when it was known to be healthy."""
         index = next(one.index for one in self._model.slots if one.path == slot)
         prefix = f"seeds.{index}."
         self._look()
+        copies = self._copies
         for name, tensor in permanent_tensors(self._model).items():
             if name.startswith(prefix):
-                self._copies[name].copy_(tensor.detach(), non_blocking=True)
+                copies[name].copy_(tensor.detach(), non_blocking=True)
 
     def restore(self) -> None:
         """Write into the model's own tensors: parameters stay the objects that the optimizer knows."""
+        copies = self._copies
         with torch.no_grad():
             for name, tensor in permanent_tensors(self._model).items():
-                if name not in self._copies and not isinstance(tensor, nn.Parameter):
+                if name not in copies and not isinstance(tensor, nn.Parameter):
                     continue  # a buffer that the host made in the broken epoch: there is nothing to go back to
-                saved = self._copies[name]
+                saved = copies[name]
                 if tensor.shape != saved.shape:  # a buffer that the host replaced
                     tensor.resize_(saved.shape)
                 tensor.copy_(saved)
 
     @property
     def bytes(self) -> int:
-        return sum(copy.numel() * copy.element_size() for copy in self._copies.values())
+        return sum(copies.nbytes for copies, _ in self._flat)
 
 
 def pack(model: GrowingModel, places: Mapping[torch.dtype, Tensor] | None = None) -> dict[torch.dtype, Tensor]:
@@ -296,11 +309,15 @@ def pack(model: GrowingModel, places: Mapping[torch.dtype, Tensor] | None = None
 
     With `places`, what an earlier call gave, they are written there.
     """
-    by_type: dict[torch.dtype, list[Tensor]] = {}
-    for tensor in permanent_tensors(model).values():
-        by_type.setdefault(tensor.dtype, []).append(tensor)
-    places = places or {}
+    places, by_type = places or {}, _by_type(permanent_tensors(model).values())
     return {dtype: _lined_up(tensors, places.get(dtype)) for dtype, tensors in by_type.items()}
+
+
+def _by_type(tensors: Iterable[Tensor]) -> dict[torch.dtype, list[Tensor]]:
+    by_type: dict[torch.dtype, list[Tensor]] = {}
+    for tensor in tensors:
+        by_type.setdefault(tensor.dtype, []).append(tensor)
+    return by_type
 
 
 def _lined_up(tensors: Sequence[Tensor], place: Tensor | None = None) -> Tensor:

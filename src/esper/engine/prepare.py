@@ -8,11 +8,12 @@ from esper.engine.learner import Learner
 from esper.engine.measure import Loss
 from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.precision import Precision
-from esper.engine.regions import compile_regions, compiled_loss
+from esper.engine.regions import compile_regions, compiled_loss, compiler_works
 from esper.engine.thin import quicken
 from esper.growth.attach import survey
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.slot import preserved_rng
+from esper.growth.tensors import move_together
 from esper.lifecycle import Rules
 from esper.tasks.data import Split, channels_last
 from esper.tasks.feed import TensorFeed
@@ -43,18 +44,16 @@ def task_learner(
     with preserved_rng(torch.device("cpu")):
         torch.default_generator.manual_seed(seed)
         host = task.make_host()
+    move_together(host, device, by_pixel=half_images)
     if half_images:
-        host.to(device=device, memory_format=torch.channels_last)  # type: ignore[call-overload]
         quicken(host)
         train, val = Split(channels_last(train.x), train.y), Split(channels_last(val.x), val.y)
-    else:
-        host.to(device)
     found = known or survey(host, task.slots, task.splits.train.x[:2])
     growing = GrowingModel(host, found, rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed)
     if half_images:
         growing.on_planting = quicken
     loss: Loss = task.loss
-    if compiled:
+    if compiled and compiler_works(device):
         compile_regions(growing)
         loss = compiled_loss(loss)
     # Fused: one call for all parameters, on CPU too. Per-parameter calls cost more than the arithmetic in small hosts.

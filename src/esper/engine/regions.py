@@ -2,7 +2,7 @@
 
 Slots stay outside, so growing compiles nothing but the new seed. Networks of one architecture share what was compiled:
 dynamo keeps it by the code of `forward`, with guards on shapes. A region that does not compile runs as it is, and the
-log says why.
+log says why; where nothing compiles, it says so once.
 """
 
 from __future__ import annotations
@@ -24,6 +24,22 @@ log = logging.getLogger(__name__)
 
 MOST_VERSIONS = 512
 """Versions of one `forward` that may be compiled: every shape of every blueprint counts."""
+
+
+@cache
+def compiler_works(device: torch.device) -> bool:
+    """Tried once for each device: without a C compiler, every region of every network would fail on its own."""
+    try:
+        _compiled(_doubled)(torch.ones(8, device=device))
+    except TorchDynamoException as error:
+        reason = str(error).partition("\n")[0]
+        log.warning("torch.compile does not work on %s, so nothing is compiled: %s", device, reason)
+        return False
+    return True
+
+
+def _doubled(x: Tensor) -> Tensor:
+    return x + x
 
 
 class Region:

@@ -7,7 +7,6 @@ objects, its optimizer and its seeds, but their numbers live in the storage.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
-from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
@@ -16,6 +15,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 from esper.engine.fingerprint import Same, layout, value_fingerprint
 from esper.engine.learner import Learner
 from esper.growth.slot import Slot
+from esper.growth.tensors import Arrangement, side_by_side
 from esper.lifecycle import IN_FORWARD, Stage
 from esper.tasks.data import Split
 from esper.tasks.feed import TensorFeed
@@ -60,32 +60,6 @@ def _state_names(optimizer: Optimizer, group: dict[str, object]) -> tuple[str, .
     return ("step", "exp_avg", "exp_avg_sq", *(("max_exp_avg_sq",) if group["amsgrad"] else ()))
 
 
-ALIGNED = 64
-"""Numbers. Kernels read several at a time, from addresses that are multiples of it."""
-
-
-def side_by_side(like: Sequence[Tensor], make: Callable[..., Tensor] = torch.empty) -> list[Tensor]:
-    """A new tensor with the layout of each; those of one type lie in one piece of memory, which is made by one call."""
-    places: list[Tensor | None] = [None] * len(like)
-    kinds: dict[tuple[torch.dtype, torch.device], list[int]] = {}
-    for i, tensor in enumerate(like):
-        kinds.setdefault((tensor.dtype, tensor.device), []).append(i)
-    for (dtype, device), rows in kinds.items():
-        sizes = (-(-like[i].numel() // ALIGNED) * ALIGNED for i in rows)
-        *starts, end = accumulate(sizes, initial=0)
-        whole = make(end, dtype=dtype, device=device)
-        for i, start in zip(rows, starts, strict=True):
-            places[i] = whole.as_strided(like[i].shape, _strides(like[i]), start)
-    return [place for place in places if place is not None]
-
-
-def _strides(tensor: Tensor) -> tuple[int, ...]:
-    """Those of a new tensor of this layout, which has no gaps."""
-    if tensor.is_contiguous() or tensor.is_contiguous(memory_format=torch.channels_last):
-        return tensor.stride()  # to make a tensor, even without memory, takes ten times as long
-    return torch.empty_like(tensor, device="meta").stride()
-
-
 Own = Callable[[nn.Module], tuple[list[Tensor], list[Tensor]]]
 """Parameters and buffers of a module, each once."""
 
@@ -101,25 +75,6 @@ def moving_tensors(learner: Learner, own: Own) -> list[Tensor]:
         for parameter in group["params"]:
             tensors += optimizer.state[parameter].values() if parameter in optimizer.state else ()
     return tensors
-
-
-def own_tensors(whole: nn.Module) -> tuple[list[Tensor], list[Tensor]]:
-    """`parameters()` and `buffers()` of a module, found in one pass: torch's own two take three times as long."""
-    parameters: dict[int, Tensor] = {}
-    buffers: dict[int, Tensor] = {}
-    seen: set[int] = set()
-    waiting: list[nn.Module | None] = [whole]
-    while waiting:
-        module = waiting.pop()
-        if module is None or id(module) in seen:
-            continue
-        seen.add(id(module))
-        for found, own in ((parameters, module._parameters), (buffers, module._buffers)):
-            for tensor in own.values():
-                if tensor is not None:
-                    found.setdefault(id(tensor), tensor)
-        waiting += reversed(module._modules.values())
-    return list(parameters.values()), list(buffers.values())
 
 
 def topology(learner: Learner) -> Hashable:
@@ -192,12 +147,15 @@ class Storage:
     """Fixed addresses for the moving tensors of one learner at a time."""
 
     def __init__(self, tensors: Sequence[Tensor]) -> None:
-        self._places = side_by_side(tensors)
+        self._arrangement = Arrangement(tensors)
+        self._pieces = self._arrangement.pieces()
+        self._places = self._arrangement.within(self._pieces)
+        self._addresses = [place.data_ptr() for place in self._places]
         self._bound: list[Tensor] = []
 
     def bind(self, tensors: list[Tensor]) -> None:
         """Move the learner's numbers here. The learner's tensors stay the same objects."""
-        _copy(tensors, self._places)
+        self._arrangement.copy(tensors, self._places)
         for tensor, place in zip(tensors, self._places, strict=True):
             tensor.data = place
         self._bound = tensors
@@ -208,8 +166,12 @@ class Storage:
 
     def let_go(self) -> None:
         """Give the learner addresses of its own again, so that the next one here does not overwrite its numbers."""
-        places = side_by_side(self._bound)
-        _copy(self._bound, places)
+        if [tensor.data_ptr() for tensor in self._bound] == self._addresses:
+            places = self._arrangement.within([piece.clone() for piece in self._pieces])
+        else:  # someone has moved the network, or a part of it, and it stays where it is
+            own = Arrangement(self._bound)
+            places = own.within(own.pieces())
+            own.copy(self._bound, places)
         for tensor, place in zip(self._bound, places, strict=True):
             tensor.data = place
         self.forget()
@@ -217,15 +179,3 @@ class Storage:
     def forget(self) -> None:
         """The learner has moved on."""
         self._bound = []
-
-
-def _copy(tensors: Sequence[Tensor], places: Sequence[Tensor]) -> None:
-    """With few kernels: one call for each type of number."""
-    by_type: dict[torch.dtype, tuple[list[Tensor], list[Tensor]]] = {}
-    for tensor, place in zip(tensors, places, strict=True):
-        sources, targets = by_type.setdefault(place.dtype, ([], []))
-        sources.append(tensor)
-        targets.append(place)
-    with torch.no_grad():
-        for sources, targets in by_type.values():
-            torch._foreach_copy_(targets, sources)

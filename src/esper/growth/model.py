@@ -10,7 +10,6 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from typing import Any
 
 import torch
@@ -20,6 +19,7 @@ from esper.growth.blueprints import Blueprint, SlotShape, blueprint_names, fitti
 from esper.growth.replay import Recorder
 from esper.growth.seed import Seed, parameter_count
 from esper.growth.slot import Mode, Slot, preserved_buffers, preserved_rng
+from esper.growth.tensors import move_together, own_tensors
 from esper.lifecycle import LIVE, IllegalTransitionError, Rules, Stage, Transition
 
 
@@ -133,11 +133,13 @@ class GrowingModel(nn.Module):
         with preserved_rng(torch.device("cpu")):
             torch.default_generator.manual_seed(self.rng_seed * 1_000_003 + self.seeds_born)
             seed = Seed(blueprint, slot.shape, blend)
-        like = next(chain(slot.module.parameters(), self.host.parameters()))  # parts may differ in precision
-        # A host in channels-last order wants such seeds. All in one call: each takes as long as the planting.
-        by_pixel = any(p.dim() == 4 and not p.is_contiguous() for p in self.host.parameters())
-        order = {"memory_format": torch.channels_last} if by_pixel else {}
-        seed.to(device=like.device, dtype=like.dtype, **order).train(self.training)  # type: ignore[call-overload]
+        host = own_tensors(self.host)[0]
+        like = next(slot.module.parameters(), host[0])  # parts may differ in precision
+        # A host in channels-last order wants such seeds.
+        by_pixel = any(p.dim() == 4 and not p.is_contiguous() for p in host)
+        move_together(seed, like.device, like.dtype, by_pixel=by_pixel)
+        if not self.training:
+            seed.eval()
         if self.on_planting is not None:
             self.on_planting(seed)
         slot.plant(seed, self.host)

@@ -18,6 +18,7 @@ from torch.utils.hooks import RemovableHandle
 from esper.growth.blueprints import SlotShape
 from esper.growth.replay import Recorded
 from esper.growth.seed import Seed
+from esper.growth.tensors import own_tensors
 from esper.lifecycle import IN_FORWARD, Rules, SlotLife
 
 
@@ -59,13 +60,15 @@ class Slot:
     def plant(self, seed: Seed, host: nn.Module) -> None:
         """Join a seed to the host. `host` lends the running statistics that the shadow pass starts from."""
         self.seed = seed
-        self.trained = [parameter for parameter in seed.parameters() if parameter.requires_grad]
+        parameters = own_tensors(seed)[0]
+        self.trained = [parameter for parameter in parameters if parameter.requires_grad]
         self.trained_size = sum(parameter.numel() for parameter in self.trained)
-        self.alpha, self._alpha_set = torch.zeros((), device=next(seed.parameters()).device), 0.0
+        self.alpha, self._alpha_set = torch.zeros((), device=parameters[0].device), 0.0
         self._handle = self.module.register_forward_hook(self._hook)
         self._shadow_buffers = [
             (module, name, buffer.clone())
             for module in host.modules()
+            if module._buffers  # most have none, and to be told so by torch takes longer than a copy
             for name, buffer in module.named_buffers(recurse=False)
         ]
 
