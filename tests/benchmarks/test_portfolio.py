@@ -40,7 +40,7 @@ import playing
 import portfolio
 import seen
 from planner import Promises
-from portfolio import MEANT, NONE
+from portfolio import FIRST_EPOCH, MEANT, NONE
 
 SLOTS = 3
 LINEAR = BLENDS.index("linear")
@@ -177,10 +177,10 @@ BOTH = (Op.PRUNE, Op.FOSSILIZE)
 GOOD, BETTER = ("norm", 1), ("mlp", 0)
 
 
-def test_it_plants_what_promises_most_once_the_host_has_been_seen_alone() -> None:
+def test_it_plants_what_promises_most_once_the_host_has_been_seen_for_an_epoch() -> None:
     two = {GOOD: 3.0, BETTER: 4.0}
     found = [plants(State(20), two, step=step) for step in range(4)]
-    assert found == ["nothing to plant", "nothing to plant", *[("plant", 0, "mlp")] * 2]
+    assert found == ["nothing to plant", *[("plant", 0, "mlp")] * 3]
     assert plants(State(20, (Seed("mlp", 0),)), two) == ("plant", 1, "norm")
 
 
@@ -378,7 +378,10 @@ def test_lessons_say_what_to_plant_and_what_every_planting_promises() -> None:
     assert plant[0, number("norm")] == pytest.approx(5.0, abs=1.0)
     assert plant[1, number("norm")].isnan()  # no plan has that
     assert wait == planner.WORTH
-    assert promises.wait[promising, :step].isnan().all()
+    assert promises.wait[promising, :FIRST_EPOCH].isnan().all()
+    early = promises.wait[promising, FIRST_EPOCH]  # who waits will know what to plant, and plants it an epoch later
+    assert early == pytest.approx(float(plant[0, number("mlp")]) - planner.DELAY)
+    assert promises.wait[other, FIRST_EPOCH] == planner.WORTH
     planted = [row for row in range(len(labelled)) if row not in bare and int(labelled.draw[row]) % 2 == 0]
     later = promises.wait[planted[0], forecasts.SEEN]
     assert later > 4.0  # with a seed there, to add nothing promises what that seed does

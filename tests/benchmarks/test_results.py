@@ -19,7 +19,7 @@ from results.cost import break_even, number_of
 from results.families import DeepSeries, DeepVectors, Reseeded
 from results.figures import expected_best, harm, lines, search, share_kept, shortfall, versus
 from results.kept import compact, read, write
-from results.render import render
+from results.render import render, repeatable
 from results.wording import in_points, plain, share_with_interval, signed
 
 NOTHING = dict.fromkeys(("mixed", "mixed_quick", "harm", "transfer", "cifar"))
@@ -157,6 +157,11 @@ def test_a_page_without_results_says_what_to_run(tmp_path: Path) -> None:
     text = render(tmp_path / "none", tmp_path, tmp_path / "none.json").read_text("utf-8")
     for part in ("mixed", "harm", "transfer", "cifar"):
         assert f"Not measured yet: `python benchmarks/results/run.py {part}`" in text
+
+
+def test_commands_are_told_without_what_only_one_machine_had() -> None:
+    ran = "python run.py cifar --controller SISTER --data-dir /tmp/cifar --seeds 5 --out /root/out/cifar.json"
+    assert repeatable(ran) == "python run.py cifar --controller small --data-dir DIR --seeds 5"
 
 
 def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:
