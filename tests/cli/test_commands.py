@@ -7,10 +7,12 @@ import os
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from esper import __version__
 from esper.cli import main
 from esper.tasks.family import get_family
 from esper.training.evaluation import Job, run_job
@@ -123,7 +125,13 @@ def test_ctrl_c_saves_and_says_so(tmp_path: Path) -> None:
         (("grow", "--task", "mixed/vectr"), "no kind of mixed problem starts so"),
         (("grow", "--task", "mixed", "--draw", "-1"), "numbered from 0"),
         (("grow", "--task", "mixed", "--seed", "1"), "choose another problem with --draw"),
-        (("grow", "--task", "digits", "--epochs", "0"), "epochs must be at least 1"),
+        (("grow", "--task", "digits", "--epochs", "0"), "--epochs must be at least 1"),
+        (("grow", "--task", "digits", "--max-seeds", "-1"), "--max-seeds must be at least 0, not -1"),
+        (("grow", "--task", "digits", "--seed", "-1"), "--seed must be at least 0, not -1"),
+        (("record", "--task", "digits", "--seed", "-1"), "--seed must be at least 0, not -1"),
+        (("train", "--task", "digits", "--seed", "-1"), "--seed must be at least 0, not -1"),
+        (("train", "--task", "digits", "--workers", "0"), "--workers must be at least 1, not 0"),
+        (("train", "--task", "digits", "--compare-episodes", "-1"), "--compare-episodes must be at least 0, not -1"),
         (("grow", "--controller", "."), "holds no training run"),
     ],
 )
@@ -135,6 +143,40 @@ def test_bad_input_ends_with_one_clear_line(
     said = capsys.readouterr().err
     assert said.count("\n") == 1
     assert message in said
+    assert [path.name for path in tmp_path.iterdir() if path.name != "grown"] == []
+
+
+def test_the_version(capsys: Capture) -> None:
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out == f"esper {__version__}\n"
+    assert __version__ == version("esper")
+
+
+def test_ctrl_c_while_a_module_is_imported(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    """Python 3.11 wraps what happens while a class is made into a RuntimeError."""
+
+    class Impatient:
+        def __set_name__(self, owner: type, name: str) -> None:
+            raise KeyboardInterrupt
+
+    def load(name: str) -> object:
+        return type("Module", (), {"COMMAND": Impatient()})
+
+    monkeypatch.setattr("esper.cli.importlib.import_module", load)
+    assert main(["grow"]) == 130
+    assert capsys.readouterr().err == "esper: interrupted\n"
+
+
+def test_what_fails_after_a_ctrl_c_is_still_said(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    def run(command: object) -> int:
+        try:
+            raise KeyboardInterrupt
+        finally:
+            raise OSError("the disk is full")
+
+    monkeypatch.setattr("esper.cli.info.Info.run", run)
+    assert main(["info"]) == 1
+    assert capsys.readouterr().err == "esper info: the disk is full\n"
 
 
 def test_bad_usage_returns_two(capsys: Capture) -> None:

@@ -15,6 +15,7 @@ from collections import Counter
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 import torch
@@ -118,6 +119,8 @@ def test_a_cpu_has_no_fast_path(words: list[str], message: str, capsys: Capture)
         ([], "name a GPU, because a resumed run keeps its configuration"),
         (["--precision", "fp32"], "a resumed run keeps its configuration; only --updates"),
         (["--compiled"], "a resumed run keeps its configuration; only --updates"),
+        (["--preset", "demo", "--run", "elsewhere"], "may be given, not --preset, --run"),
+        (["--teacher-kl", "1", "--seed", "1"], "may be given, not --seed, --teacher-kl"),
     ],
 )
 def test_a_resumed_run_keeps_its_precision(words: list[str], message: str, capsys: Capture) -> None:
@@ -139,6 +142,46 @@ def test_the_fast_path_is_kept_with_the_run(monkeypatch: pytest.MonkeyPatch) -> 
     assert (config.precision, config.compiled) == (Precision.BF16, True)
     again = ["train", "--resume", "r", "--device", "cpu", "--updates", "2", "--compare-episodes", "0", "--workers", "1"]
     assert main(again) == 0
+
+
+# -- a resumed run ----------------------------------------------------------------------------------------------------
+
+
+def test_a_resumed_run_compares_and_reports_as_it_was_told(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:
+    run, asked = FakeRun(), []
+    module = ModuleType("wandb")
+    module.init = lambda **words: asked.append(words["project"]) or run  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "wandb", module)
+    boards: list[str] = []
+    board = SimpleNamespace(SummaryWriter=lambda folder: boards.append(folder) or MagicMock())
+    monkeypatch.setattr("esper.telemetry.optional.tensorboard", lambda: board)
+    assert main(["train", "--task", "digits", *SMALL, "--run", "r", "--wandb", "growing", "--tensorboard"]) == 0
+    assert main(["train", "--resume", "r", "--updates", "2", "--workers", "1"]) == 0
+    assert asked == ["growing", "growing"]
+    assert boards == [str(Path("r/tensorboard").absolute())] * 2
+    assert not Path("r/comparison").exists()
+    capsys.readouterr()
+    assert main(["train", "--resume", "r", "--workers", "1"]) == 0  # the second update is kept, too: nothing to do
+    assert "Trained 2 updates" in capsys.readouterr().out
+
+
+def test_a_resumed_run_remembers_what_it_was_told(capsys: Capture) -> None:
+    assert main(["train", "--task", "digits", *SMALL, "--run", "r"]) == 0
+    words = ["train", "--resume", "r", "--updates", "2", "--workers", "1"]
+    assert main([*words, "--compare-episodes", "1"]) == 0
+    assert Path("r/comparison").exists()
+    config = read_train_config(Path("r/config.json"))
+    assert (config.updates, config.compare_episodes) == (2, 1)
+    capsys.readouterr()
+    assert main(["train", "--resume", "r", "--updates", "1", "--workers", "1"]) == 1
+    assert capsys.readouterr().err == "esper train: --updates 1 is too few: the run has made 2 already\n"
+    assert read_train_config(Path("r/config.json")) == config
+
+
+def test_a_run_from_before_these_were_kept_can_be_resumed() -> None:
+    kept = TrainConfig(task="digits").to_json()
+    older = {name: kept[name] for name in kept if name not in ("compare_episodes", "tensorboard", "wandb")}
+    assert TrainConfig.from_json(older) == TrainConfig(task="digits")
 
 
 # -- data files --------------------------------------------------------------------------------------------------------

@@ -450,10 +450,80 @@ def test_users_add_a_blueprint_in_one_place(own_registry: None) -> None:
     assert get_blueprint("shift_much", "dense").arguments(shape) == {"channels": 6, "layout": "dense", "start": 5.0}
 
 
-def test_a_name_is_taken_per_layout(own_registry: None) -> None:
-    class Mine(nn.Module):
-        """Mine."""
+class Mine(nn.Module):
+    """Mine."""
 
+    def __init__(self, channels: int, layout: str) -> None:
+        super().__init__()
+        self.by = nn.Parameter(torch.randn(channels))
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h
+
+
+class OldStyle(Mine):
+    def __init__(self, channels: int) -> None:
+        super().__init__(channels, "dense")
+
+
+class Shrinking(Mine):
+    def forward(self, h: Tensor) -> Tensor:
+        return h[:, :1]
+
+
+class Tuples(Mine):
+    def forward(self, h: Tensor) -> Tensor:
+        return (h, h)  # type: ignore[return-value]
+
+
+class Formless(Mine):
+    def forward(self, h: Tensor) -> Tensor:
+        return h @ torch.zeros(3, 3)
+
+
+@pytest.mark.parametrize(
+    ("made", "options", "message"),
+    [
+        (
+            OldStyle,
+            {},
+            r"\(OldStyle\) cannot be built as __init__\(self, channels, layout\): .*unexpected keyword",
+        ),
+        (Mine, {"rank": 3}, r"cannot be built as __init__\(self, channels, layout, rank\): .*'rank'"),
+        (Shrinking, {}, r"must give a tensor of the shape that it gets: \[2, 8\] became \[2, 1\]"),
+        (Tuples, {}, "became tuple"),
+        (Formless, {}, r"fails for an activation of \[2, 8\] \(dense\)"),
+        (lambda channels, layout: None, {}, r"must be a class of nn.Module with __init__\(self, channels, layout\)"),
+    ],
+)
+def test_what_cannot_grow_is_refused_at_registration(
+    own_registry: None, made: type[nn.Module], options: dict[str, object], message: str
+) -> None:
+    names, state = blueprint_names(), torch.get_rng_state()
+    with pytest.raises(ValueError, match=message) as caught:
+        blueprint("own", "dense", **options)(made)
+    assert "\n" not in str(caught.value)
+    assert blueprint_names() == names  # nothing is left behind, in the registry or in the random numbers
+    assert torch.equal(torch.get_rng_state(), state)
+    blueprint("own", "dense")(Mine)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_a_class_that_names_itself_is_taken_on_trust(own_registry: None) -> None:
+    @blueprint("own", "dense")
+    class Own(nn.Module):
+        """Its name exists only when the decorator is done."""
+
+        def __init__(self, channels: int, layout: str) -> None:
+            super(Own, self).__init__()  # noqa: UP008  (as many people write it)
+
+        def forward(self, h: Tensor) -> Tensor:
+            return h
+
+    assert "own" in blueprint_names()
+
+
+def test_a_name_is_taken_per_layout(own_registry: None) -> None:
     with pytest.raises(ValueError, match="'norm' is registered already for dense, as FeatureNorm"):
         blueprint("norm", "dense")(Mine)
     with pytest.raises(ValueError, match="'lora' is registered already for dense"):

@@ -386,11 +386,34 @@ def test_garbage_for_an_architecture(damaged: Path, text: str) -> None:
         (lambda d: d["host"].update(config=[1]), "does not describe a model"),
         (lambda d: d.update(host="mlp"), "pass host="),
         (lambda d: d.update(tied=3), "damaged or belongs"),
+        (lambda d: d["grafts"][0].update(alpha=7), "alpha must lie between 0 and 1, not be 7"),
+        (lambda d: d["grafts"][0].update(alpha=float("nan")), "alpha must lie between 0 and 1, not be nan"),
+        (lambda d: d["grafts"][0].update(alpha="1"), "alpha must be float, not '1'"),
+        (lambda d: d["grafts"][0].update(blend="cosine"), "blend must be one of linear, sigmoid, gated, not 'cosine'"),
+        (lambda d: d["grafts"][0].update(layout=None), "layout must be str, not None"),
+        (lambda d: d["grafts"][0].update(stage="DORMANT"), "stage must be one of BLENDING, HOLDING, FOSSILIZED, not"),
+        (lambda d: d["grafts"][0].update(arguments=[1]), "arguments must be dict"),
+        (lambda d: d["host"]["config"].update(classes=True), "the host's classes must be int, not True"),
+        (lambda d: d["host"]["config"].update(widths=["a"]), r"the host's widths must be list\[int\], not \['a'\]"),
+        (lambda d: d.update(tied={"a": "b"}), "'a' cannot share 'b', because there is no such tensor"),
+        (lambda d: d.update(tied={"head.bias": "head.weight"}), "because it has weights of its own"),
+        (lambda d: d.update(tied={"nobody": "head.weight"}), "the model does not have nobody"),
+        (lambda d: d.update(tied={"head.bias": 3}), "damaged or belongs"),
     ],
 )
 def test_architectures_that_do_not_fit(damaged: Path, change: Callable[[dict], object], match: str) -> None:
     edit(damaged, change)
     refused(damaged, match)
+
+
+@pytest.mark.parametrize("fault", ["norm", "activation"])
+@pytest.mark.parametrize("value", ["layer", 1, None])
+def test_a_kind_of_norm_or_activation_that_no_host_knows(
+    exported: Path, tmp_path: Path, fault: str, value: object
+) -> None:
+    (tmp_path / "architecture.json").write_bytes((exported / "conv1d" / "architecture.json").read_bytes())
+    edit(tmp_path, lambda d: d["host"]["config"].update({fault: value}))
+    refused(tmp_path, f"the host's {fault} must be bool, not {value!r}")
 
 
 @pytest.mark.parametrize("damage", [lambda b: b[: len(b) // 2], lambda b: b[:5], lambda b: b"", lambda b: b"\xff" * 99])

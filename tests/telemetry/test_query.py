@@ -66,17 +66,29 @@ def test_without_sql_it_lists_what_there_is(run: Path, capsys: Capture) -> None:
     [
         ("SELECT colour FROM metrics", "no such column: colour"),
         ("SELEC 1", "syntax error"),
-        ("DELETE FROM metrics", "readonly"),
+        ("DELETE FROM metrics", "a run can only be read (attempt to write a readonly database): ask with SELECT"),
+        ("ATTACH DATABASE 'other.db' AS e", "a run can only be read (not authorized): ask with SELECT"),
+        ("VACUUM INTO 'other.db'", "a run can only be read (authorization denied): ask with SELECT"),
         ("SELECT 1; SELECT 2", "one statement"),
         ("BEGIN", "gives no rows"),
     ],
 )
-def test_an_error_is_one_line(run: Path, sql: str, said: str, capsys: Capture) -> None:
+def test_an_error_is_one_line_and_changes_nothing(
+    run: Path, sql: str, said: str, capsys: Capture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(run)
     assert main(["query", str(run), sql]) == 1
     error = capsys.readouterr().err
     assert error.startswith("esper query: ")
     assert said in error
     assert len(error.strip().splitlines()) == 1
+    assert {path.suffix for path in run.iterdir()} <= {".sqlite", ".sqlite-shm", ".sqlite-wal"}
+
+
+def test_json_in_a_column_can_be_taken_apart(run: Path, capsys: Capture) -> None:
+    """What keeps other files safe must not forbid SQLite's table-valued functions."""
+    assert main(["query", str(run), "SELECT value FROM json_each('[7]')", "--csv"]) == 0
+    assert capsys.readouterr().out == "value\n7\n"
 
 
 def test_a_place_without_a_run_is_one_line(tmp_path: Path, capsys: Capture) -> None:

@@ -21,6 +21,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from esper.actions import HEAD_NAMES
 from esper.policy.distribution import ActionSpace
 from esper.policy.network import NetworkConfig
 
@@ -99,8 +100,15 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Che
             f"{path} is a checkpoint of version {info.version}, this Esper reads {CHECKPOINT_VERSION}. "
             f"Convert it with: esper checkpoint upgrade {path}"
         )
-    with safe_open(path, framework="pt", device=str(device)) as file:
-        return Checkpoint({name: file.get_tensor(name) for name in file.keys()}, info.data)  # noqa: SIM118
+    return Checkpoint(_read_tensors(path, device), info.data)
+
+
+def _read_tensors(path: str | Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
+    try:
+        with safe_open(path, framework="pt", device=str(device)) as file:
+            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+    except SafetensorError as error:
+        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
 
 
 def inspect_checkpoint(path: str | Path) -> CheckpointInfo:
@@ -117,11 +125,32 @@ def inspect_checkpoint(path: str | Path) -> CheckpointInfo:
         return CheckpointInfo(path, version, data, {name: tuple(t.shape) for name, t in tensors.items()})
     if header is None:
         raise CheckpointError(f"{path} holds tensors, but is not one of Esper's checkpoints (no {_HEADER!r} header)")
+    version, data = _parse_header(path, header)
+    return CheckpointInfo(path, version, data, shapes)
+
+
+def _parse_header(path: Path, header: str) -> tuple[int, dict[str, Any]]:
     try:
         parsed = json.loads(header)
-        return CheckpointInfo(path, int(parsed["version"]), dict(parsed["data"]), shapes)
-    except (ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{path} has a damaged header: {error!r}") from error
+    except (ValueError, RecursionError) as error:
+        raise CheckpointError(f"{path} has a damaged header: {first_line(error)}") from error
+    version, data = (parsed.get("version"), parsed.get("data")) if isinstance(parsed, dict) else (None, None)
+    if type(version) is not int or not isinstance(data, dict):
+        raise CheckpointError(f"{path} has a damaged header: it must hold a version number and an object of data")
+    for key in ("network", "caller"):  # whoever looks into them may rely on it
+        if not isinstance(data.get(key, {}), dict):
+            raise CheckpointError(f"{path} has a damaged header: {key!r} must be an object, not {shown(data[key])}")
+    return version, data
+
+
+def first_line(error: BaseException) -> str:
+    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+
+
+def shown(value: object) -> str:
+    """A value out of a file, in a message: however long it is, the message stays one line."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 # --- upgrading --------------------------------------------------------------------------------------------------------
@@ -143,8 +172,7 @@ def upgrade_checkpoint(path: str | Path, out: str | Path | None = None) -> tuple
     elif info.version == 1:
         _, data, tensors = _read_old(path)
     else:
-        with safe_open(path, framework="pt") as file:
-            tensors, data = {name: file.get_tensor(name) for name in file.keys()}, info.data  # noqa: SIM118
+        tensors, data = _read_tensors(path), info.data
     for version in range(info.version, CHECKPOINT_VERSION):
         if version not in UPGRADES:
             raise CheckpointError(f"no way from version {version} to {version + 1}: {path} cannot be upgraded")
@@ -156,18 +184,31 @@ def upgrade_checkpoint(path: str | Path, out: str | Path | None = None) -> tuple
 def _read_old(path: Path) -> tuple[int, dict[str, Any], dict[str, Tensor]]:
     """A version 1 file: a dictionary by torch.save, read without executing anything."""
     try:
-        content = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:  # by its content: torch would take a name in .safetensors at its word
+            content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises half a dozen kinds for files that are not its own, or not safe
         raise CheckpointError(
             f"{path} is not a checkpoint of Esper, or holds more than tensors and plain data; it was not loaded"
         ) from error
     if not isinstance(content, dict) or "version" not in content or "network" not in content:
         raise CheckpointError(f"{path} is a torch file, but not a checkpoint of Esper")
+    kinds = {"version": int, "network": dict, "optimizer": dict, "config": dict, "update_count": int}
+    for key, kind in kinds.items():
+        if not isinstance(content.get(key), kind):
+            raise CheckpointError(
+                f"{path} is damaged: a checkpoint of version 1 needs {key!r}, of type {kind.__name__}"
+            )
+    states = content["optimizer"].get("state")
+    if not isinstance(states, dict) or not all(isinstance(slots, dict) for slots in states.values()):
+        raise CheckpointError(f"{path} is damaged: its 'optimizer' has no usable 'state'")
     tensors = {f"network/{name}": tensor for name, tensor in content["network"].items()}
-    for index, slots in content["optimizer"]["state"].items():
+    for index, slots in states.items():
         tensors |= {f"optimizer/{index}/{name}": tensor for name, tensor in slots.items()}
-    tensors["update_count"] = torch.tensor(int(content["update_count"]))
-    return int(content["version"]), {"network": dict(content["config"])}, tensors
+    for name, tensor in tensors.items():
+        if not isinstance(tensor, Tensor):
+            raise CheckpointError(f"{path} is damaged: {name} must be a tensor, not {shown(tensor)}")
+    tensors["update_count"] = torch.tensor(content["update_count"])
+    return content["version"], {"network": dict(content["config"])}, tensors
 
 
 def _from_1_to_2(tensors: dict[str, Tensor], data: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -195,8 +236,44 @@ def config_from_data(data: Mapping[str, Any]) -> NetworkConfig:
     missing, unknown = sorted(names - set(data)), sorted(set(data) - names)
     if missing or unknown:
         raise CheckpointError(f"network configuration: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
+    for name, value in data.items():
+        _check_setting(name, value)
     rows = tuple((bool(a), bool(b), bool(c), bool(d)) for a, b, c, d in data["space"])
-    return NetworkConfig(**{**data, "space": ActionSpace(rows)})
+    try:
+        return NetworkConfig(**{**data, "space": ActionSpace(rows)})
+    except ValueError as error:
+        raise CheckpointError(f"network configuration: {error}") from error
+
+
+def _check_setting(name: str, value: Any) -> None:
+    """Refuse a value that no network can be built with."""
+    kind = _KINDS[name]
+    if kind == "whole":
+        fits, wanted = type(value) is int and value >= 0, "a whole number of at least 0"
+    elif kind == "number":
+        fits, wanted = type(value) in (int, float) and 0.0 <= value <= 1e6, "a number from 0 to a million"
+    elif name == "space":
+        fits, wanted = _is_space(value), f"a list of operations, {len(HEAD_NAMES)} times true or false each"
+    elif name == "encoder":
+        fits, wanted = value in ("slots", "vector"), "'slots' or 'vector'"
+    else:
+        fits, wanted = isinstance(value, str), "text"
+    if not fits:
+        raise CheckpointError(f"network configuration: {name} must be {wanted}, not {shown(value)}")
+
+
+_KINDS = {
+    name: {int: "whole", float: "number"}.get(type(value), "")
+    for name, value in config_data(NetworkConfig(1, 1)).items()
+}
+
+
+def _is_space(rows: Any) -> bool:
+    return (
+        isinstance(rows, list)
+        and len(rows) > 0
+        and all(isinstance(row, list) and [type(used) for used in row] == [bool] * len(HEAD_NAMES) for row in rows)
+    )
 
 
 def check_same_network(saved: Mapping[str, Any], config: NetworkConfig) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from esper.actions import Action
 from esper.agent.actor import Actor
-from esper.agent.checkpoints import inspect_checkpoint
+from esper.agent.checkpoints import CheckpointError, config_data, inspect_checkpoint, shown
 from esper.agent.normalisers import ObservationNormaliser
 from esper.agent.ppo import load_policy
 from esper.env.observation import OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS, decode, encode
@@ -37,7 +37,9 @@ def check_blueprints(path: Path) -> None:
 
     Kinds that came later are no matter, nor are kinds that it knows and that are not registered here.
     """
-    known = inspect_checkpoint(path).data.get("caller", {}).get("blueprints", ())
+    known = inspect_checkpoint(path).data.get("caller", {}).get("blueprints", [])
+    if not isinstance(known, list):
+        raise CheckpointError(f"{path} is damaged: the kinds of seed that it knows must be a list, not {shown(known)}")
     for number, (then, now) in enumerate(zip(known, blueprint_names(), strict=False)):
         if then != now:
             raise ValueError(
@@ -66,6 +68,13 @@ class LearnedController:
                 f"{path} holds a policy for {network.config.layout or 'another kind of observation'}; "
                 f"this version of Esper shows its controllers {LAYOUT}"
             )
+        ours, theirs = config_data(growth_network_config()), config_data(network.config)
+        for name in ("encoder", "overall_features", "slot_features", "space", "blends"):
+            if ours[name] != theirs[name]:
+                raise CheckpointError(
+                    f"{path} holds a policy for other observations or decisions than Esper's: {name} is "
+                    f"{shown(theirs[name])}, and should be {shown(ours[name])}"
+                )
         check_blueprints(path)
         return cls(network, normaliser)
 

@@ -23,9 +23,11 @@ from torch import Tensor
 from esper.agent.actor import exact
 from esper.agent.buffer import RolloutBatch, RolloutBuffer, RolloutStep
 from esper.agent.checkpoints import (
+    CheckpointError,
     check_same_network,
     config_data,
     config_from_data,
+    first_line,
     load_checkpoint,
     save_checkpoint,
 )
@@ -36,6 +38,7 @@ from esper.agent.distributed import Reducer, SingleProcess
 from esper.agent.gae import against_siblings
 from esper.agent.metrics import UpdateMetrics, collect
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
+from esper.agent.policy_check import checked_policy, tensors_under
 from esper.agent.update import Forward, ppo_update, prepare
 from esper.env.spaces import ActionMasks, Observation
 from esper.policy.distribution import FactoredPolicy, validate_masks
@@ -296,8 +299,12 @@ class PPOAgent:
     def load(self, path: str | Path) -> dict[str, Any]:
         """Continue from a checkpoint of `save`; gives back the caller's data."""
         checkpoint = load_checkpoint(path, self.device)
+        checked_policy(path, checkpoint, values=True)
         check_same_network(checkpoint.data["network"], self.network.config)
-        self.load_state_dict(checkpoint.tensors)
+        try:
+            self.load_state_dict(checkpoint.tensors)
+        except (KeyError, IndexError, TypeError, RuntimeError) as error:
+            raise CheckpointError(f"{path} is damaged: a run cannot go on from it ({first_line(error)})") from error
         return dict(checkpoint.data.get("caller", {}))
 
 
@@ -322,6 +329,7 @@ def load_policy(
 ) -> tuple[FactoredRecurrentActorCritic, ObservationNormaliser | None]:
     """What an Actor needs from a checkpoint, to act for any number of environments."""
     checkpoint = load_checkpoint(path, device)
+    checked_policy(path, checkpoint)
     return _policy_from(checkpoint.data["network"], checkpoint.tensors, device)
 
 
@@ -337,10 +345,6 @@ def _policy_from(
     normaliser = ObservationNormaliser(config.overall_features, config.slot_features, device=device)
     normaliser.load(observed)
     return network, normaliser
-
-
-def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}
 
 
 def make_optimizer(network: FactoredRecurrentActorCritic, config: PPOConfig) -> torch.optim.Optimizer:

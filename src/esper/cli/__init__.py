@@ -1,7 +1,8 @@
 """The shell: `esper COMMAND [options]`, one module per command.
 
 A command's module has a frozen dataclass (its options, with their documentation) whose `run` does the job and returns
-the exit code: 0 done, 1 failed, 2 bad usage, 130 interrupted with the state saved.
+the exit code: 0 done; 1 failed, also where an option's value cannot be used; 2 the words are no command (nothing was
+tried: an unknown command or option, or a word where a number belongs); 130 interrupted by Ctrl-C.
 """
 
 from __future__ import annotations
@@ -40,21 +41,35 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0 if words else 2
+    if words[0] == "--version":
+        from esper import __version__
+
+        print(f"esper {__version__}")
+        return 0
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
         print(f"esper: unknown command {name!r}; the commands are {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
         return _parse(name, rest).run()
-    except KeyboardInterrupt:
-        print("esper: interrupted", file=sys.stderr)
-        return 130
-    except (ValueError, OSError, RuntimeError) as error:
+    except (KeyboardInterrupt, Exception) as error:
+        if _is_interrupt(error):
+            print("esper: interrupted", file=sys.stderr)
+            return 130
         # Bad input ends with one line that says what, where and what to do. A person who hunts a bug wants more.
-        if os.environ.get("ESPER_TRACEBACK"):
+        if not isinstance(error, ValueError | OSError | RuntimeError) or os.environ.get("ESPER_TRACEBACK"):
             raise
         print(f"esper {name}: {error}", file=sys.stderr)
         return 1
+
+
+def _is_interrupt(error: BaseException) -> bool:
+    """Ctrl-C while modules are imported may arrive as the cause of another error: Python 3.11 wraps it so where a class
+    is being made. The context of an error is not looked at: what fails after a Ctrl-C is news of its own."""
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, KeyboardInterrupt):
+        cause = cause.__cause__
+    return cause is not None
 
 
 def _parse(name: str, words: list[str]) -> Command:
@@ -91,5 +106,6 @@ def _overview() -> str:
             *lines,
             "",
             "esper COMMAND --help shows a command's options; --config FILE (TOML or JSON) sets their defaults.",
+            "Exit codes: 0 done, 1 failed, 2 not a command, 130 interrupted. esper --version shows the version.",
         ]
     )

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from esper.cli.episodes import PrecisionName, check_gpu_options
+from esper.cli.episodes import PrecisionName, at_least, check_gpu_options
 
 if TYPE_CHECKING:
     from esper.training.speed import Steps
@@ -43,8 +43,7 @@ class Bench:
         from esper.training.speed import UNIT, measure_steps
 
         sizes = _sizes(self.envs)
-        if self.epochs < 1:
-            raise ValueError(f"--epochs must be at least 1, not {self.epochs}")
+        at_least("--epochs", self.epochs, 1)
         device = pick_device(self.device)
         check_gpu_options(self.precision, self.compiled, device)
         torch.set_num_threads(1)  # as `esper train` does

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, claim_file, clock, file_name, pick_workers, wide_console, with_interval
+from esper.cli.episodes import Watch, at_least, claim_file, clock, file_name, pick_workers, wide_console, with_interval
 from esper.cli.grow import claim
 
 if TYPE_CHECKING:
@@ -53,6 +53,7 @@ class Compare:
         from esper.training.growing import pick_device
         from esper.training.interrupt import interruptible
 
+        at_least("--seed", self.seed, 0)
         numbers = draw_numbers(self.episodes, self.seed)
         controllers = labelled(self.controllers)
         family = family_of(self.task, data_dir=self.data_dir, text_file=self.text_file)

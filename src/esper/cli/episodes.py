@@ -5,12 +5,14 @@ from __future__ import annotations
 import math
 import os
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
+    from rich.table import Table
 
     from esper.training.statistics import Estimate
 
@@ -28,6 +30,40 @@ def wide_console(*, stderr: bool) -> Console:
 
     console = Console(stderr=stderr)
     return console if console.is_terminal else Console(stderr=stderr, width=max(console.width, FILE_WIDTH))
+
+
+def fits(console: Console, table: Table) -> bool:
+    """Whether every word of a table can be read; a terminal that is too narrow gets its words cut short."""
+    from rich.measure import Measurement
+
+    anywhere = console.options.update(max_width=10_000)  # measured in a narrow place, everything claims to be narrow
+    return Measurement.get(console, anywhere, table).minimum <= console.width
+
+
+def show_rows(
+    console: Console, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, wrapping: Sequence[str]
+) -> None:
+    """A table in which the columns of the headings `wrapping` may break their lines; where that is still too wide for
+    the terminal, a few lines per row."""
+    from rich import box
+    from rich.padding import Padding
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
+    for heading, *cells in zip(headings, *rows, strict=True):
+        parts = [part for cell in (heading, *cells) for part in (cell.split() if heading in wrapping else [cell])]
+        table.add_column(heading, no_wrap=heading not in wrapping, min_width=max(map(len, parts)))
+    for row in rows:
+        table.add_row(*map(Text, row))  # Text: nothing in a name is markup
+    if fits(console, table):
+        console.print(table)
+        return
+    console.print(Text(title, "italic"))
+    for first, *rest in rows:
+        console.print(Text(first, "bold"))
+        for heading, cell in zip(headings[1:], rest, strict=True):
+            console.print(Padding(Text(f"{heading}: {cell}"), (0, 0, 0, 2)))
 
 
 class Watch:
@@ -81,12 +117,15 @@ def claim_file(path: Path, option: str) -> None:
         raise OSError(f"cannot write {path} ({error.strerror}): choose another file with {option}") from error
 
 
+def at_least(option: str, value: int | None, least: int) -> None:
+    """Refuse a number by its option's name, before anything else fails on it in its own words."""
+    if value is not None and value < least:
+        raise ValueError(f"{option} must be at least {least}, not {value}")
+
+
 def pick_workers(wanted: int | None, device: str) -> int:
-    if wanted is None:
-        return (os.cpu_count() or 1) if device == "cpu" else 1
-    if wanted < 1:
-        raise ValueError(f"workers must be at least 1, not {wanted}")
-    return wanted
+    at_least("--workers", wanted, 1)
+    return wanted or ((os.cpu_count() or 1) if device == "cpu" else 1)
 
 
 def check_gpu_options(precision: str, compiled: bool, device: torch.device, *, resumed: bool = False) -> None:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
-from esper.cli.episodes import file_name, wide_console
+from esper.cli.episodes import at_least, file_name, wide_console
+from esper.cli.grow_watch import GrowWatch, facts_of, plot, show
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-
-    from esper.engine.eager import EpochRecord
     from esper.tasks.family import Draw
-    from esper.tasks.registry import Task
-    from esper.training.growing import Grown
 
 EPOCHS = 40
 """Of a task, which has no horizon of its own."""
+MODEL_FILES = ("architecture.json", "model.safetensors", "model.pt2")
+"""A folder with one of these holds a grown model, or what a full disk left of one."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +42,8 @@ class Grow:
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
     out: Path | None = None
-    """Folder for the results; the default is grown/TASK-CONTROLLER-SEED, or -draw-DRAW."""
+    """Folder for the results, which must not hold a grown model yet. The default is a new one every time:
+    grown/TASK-CONTROLLER-SEED or grown/TASK-CONTROLLER-draw-DRAW, then the same with -2, -3, … after it."""
     param_budget: int | None = None
     """Most parameters that the grown network may have."""
     max_seeds: int | None = None
@@ -63,32 +63,40 @@ class Grow:
         from esper.training.catalogue import make_controller
         from esper.training.growing import grow_task, pick_device
 
+        self._check()
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         console = wide_console(stderr=self.json)
         controller = make_controller(self.controller)
         problem = self._problem()
         task = problem.task.to(pick_device(self.device))
-        out = self._folder()
-        claim(out)
         control_accuracies: list[float] = []
-        with _progress(console, task, problem.horizon, control_accuracies) as on_epoch:
-            grown = grow_task(
-                task,
-                controller=controller,
-                epochs=problem.horizon,
-                seed=problem.seed,
-                budget=problem.budget,
-                max_seeds=problem.max_seeds,
-                control=self.control,
-                on_epoch=on_epoch,
-            )
-        remarks = list(grown.save(out).warnings)
-        remarks += _plot(out / "growth.png", grown, control_accuracies, task)
+        with self._folder() as out:
+            with GrowWatch(console, task, problem.horizon, control_accuracies) as on_epoch:
+                grown = grow_task(
+                    task,
+                    controller=controller,
+                    epochs=problem.horizon,
+                    seed=problem.seed,
+                    budget=problem.budget,
+                    max_seeds=problem.max_seeds,
+                    control=self.control,
+                    on_epoch=on_epoch,
+                )
+            remarks = list(grown.save(out).warnings)
+        remarks += plot(out / "growth.png", grown, control_accuracies, task)
         if self.json:
-            print(json.dumps(_facts(grown, task, out), indent=2))
+            print(json.dumps(facts_of(grown, task, out), indent=2))
         else:
-            _show(console, grown, task, out, remarks)
+            show(console, grown, task, out, remarks)
         return 130 if grown.interrupted else 0
+
+    def _check(self) -> None:
+        """What is wrong with the options themselves is said before anything is loaded."""
+        at_least("--seed", self.seed, 0)
+        at_least("--epochs", self.epochs, 1)
+        at_least("--max-seeds", self.max_seeds, 0)
+        if self.out is not None and any((self.out / name).exists() for name in MODEL_FILES):
+            raise ValueError(f"{self.out} holds a grown model already: choose another folder with --out")
 
     def _problem(self) -> Draw:
         """A task as it is, or one held-out problem of a family; with the limits that were asked for."""
@@ -110,12 +118,37 @@ class Grow:
             max_seeds=found.max_seeds if self.max_seeds is None else self.max_seeds,
         )
 
-    def _folder(self) -> Path:
+    @contextmanager
+    def _folder(self) -> Iterator[Path]:
+        """Where the results go. A name that nobody chose is a new one, and goes again if there is nothing to keep."""
         from esper.tasks import task_names
 
+        if self.out is not None:
+            claim(self.out)
+            yield self.out
+            return
         is_task = self.draw is None and self.task in task_names()
         which = str(self.seed) if is_task else f"draw-{self.draw or 0}"
-        return self.out or Path("grown") / f"{file_name(self.task)}-{Path(self.controller).stem}-{which}"
+        out = new_folder(Path("grown"), f"{file_name(self.task)}-{Path(self.controller).stem}-{which}")
+        try:
+            yield out
+        finally:
+            with suppress(OSError):  # only an empty folder can be removed
+                out.rmdir()
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """The first of NAME, NAME-2, … that does not exist, made at once: another command may be looking for one, too."""
+    try:
+        parent.mkdir(parents=True, exist_ok=True)
+        for i in count(1):
+            out = parent / (f"{name}-{i}" if i > 1 else name)
+            with suppress(FileExistsError):
+                out.mkdir()
+                break
+    except OSError as error:
+        raise OSError(f"cannot write to {parent} ({error.strerror}): choose another folder with --out") from error
+    return out
 
 
 def claim(out: Path) -> None:
@@ -127,128 +160,6 @@ def claim(out: Path) -> None:
         probe.unlink()
     except OSError as error:
         raise OSError(f"cannot write to {out} ({error.strerror}): choose another folder with --out") from error
-
-
-class _progress:  # noqa: N801  (used as a function: `with _progress(...) as on_epoch`)
-    """A live table while a person watches; a line every few epochs when the output goes to a file."""
-
-    def __init__(self, console: Console, task: Task, epochs: int, control_accuracies: list[float]) -> None:
-        self.console, self.task, self.epochs = console, task, epochs
-        self.control = control_accuracies
-
-    def __enter__(self) -> Callable[[EpochRecord, EpochRecord | None], None]:
-        from rich.live import Live
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.bar = Progress(
-            TextColumn("growing {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
-        )
-        self.job = self.bar.add_task(self.task.name, total=self.epochs)
-        self.live = Live(self.bar, console=self.console, transient=True) if self.console.is_terminal else None
-        if self.live:
-            self.live.start()
-        return self.on_epoch
-
-    def __exit__(self, *error: object) -> None:
-        if self.live:
-            self.live.stop()
-
-    def on_epoch(self, record: EpochRecord, control: EpochRecord | None) -> None:
-        if control is not None:
-            self.control.append(control.measured.accuracy)
-        self.bar.advance(self.job)
-        if record.verdict is not None:
-            self.console.print(f"epoch {record.epoch + 1} broke and was undone: {record.verdict.message}")
-        if self.live:
-            from rich.console import Group
-
-            self.live.update(Group(self.bar, self._table(record, control)))
-        elif record.epoch % 10 == 9 or record.epoch + 1 == self.epochs:
-            self.console.print(
-                f"epoch {record.epoch + 1}/{self.epochs}: loss {record.trained.loss:.3f}, "
-                f"val accuracy {record.measured.accuracy:.1f} %, {record.parameters:,} parameters"
-            )
-
-    def _table(self, record: EpochRecord, control: EpochRecord | None) -> Table:
-        from rich.table import Table
-
-        table = Table(box=None, pad_edge=False)
-        for name in ("train loss", "val loss", "val accuracy", "not grown", "parameters", *self.task.slots):
-            table.add_column(name)
-        table.add_row(
-            f"{record.trained.loss:.3f}",
-            f"{record.measured.loss:.3f}",
-            f"{record.measured.accuracy:.1f} %",
-            f"{control.measured.accuracy:.1f} %" if control else "–",
-            f"{record.parameters:,}",
-            *(f"{stage.name.lower()} {alpha:.2f}" for stage, alpha in zip(record.stages, record.alphas, strict=True)),
-        )
-        return table
-
-
-def _plot(path: Path, grown: Grown, control: list[float], task: Task) -> list[str]:
-    from esper.training.plot import PlotUnavailableError, plot_history
-
-    try:
-        title = f"{task.name}: {task.description}; controller: {grown.history.controller}"
-        plot_history(path, grown.history, control, title=title)
-    except PlotUnavailableError as error:
-        return [str(error)]
-    return []
-
-
-def _facts(grown: Grown, task: Task, out: Path) -> dict[str, object]:
-    from esper.growth.export import flops_per_example
-
-    assert grown.test is not None
-    return {
-        "task": task.name,
-        "controller": grown.history.controller,
-        "test_accuracy": grown.test.accuracy,
-        "test_accuracy_not_grown": grown.control.accuracy if grown.control else None,
-        "val_accuracy": grown.validation.accuracy,
-        "parameters": grown.parameters,
-        "host_parameters": grown.history.host_parameters,
-        "flops_per_example": flops_per_example(grown.model, grown.example),
-        "host_flops_per_example": flops_per_example(task.make_host().to(grown.example.device), grown.example),
-        "interrupted": grown.interrupted,
-        "out": str(out),
-        "seeds": grown.history.to_json()["seeds"],
-    }
-
-
-def _show(console: Console, grown: Grown, task: Task, out: Path, remarks: list[str]) -> None:
-    from rich.table import Table
-
-    facts = _facts(grown, task, out)
-    stories = grown.history.seeds()
-    if stories:
-        table = Table("slot", "seed", "epochs", "planted because", "became", "because", title="What grew")
-        for story in stories:
-            last = min(story.ended + 1, len(grown.history.records))  # what ends with the run ends after its last epoch
-            span = f"{story.born + 1}–{last}"
-            table.add_row(story.slot, story.blueprint, span, story.why_born, story.fate.name.lower(), story.why_ended)
-        console.print(table)
-    else:
-        console.print("Nothing was grown.")
-    table = Table("", "test accuracy", "parameters", "FLOPs per example", title=f"{task.name}: {task.description}")
-    not_grown = facts["test_accuracy_not_grown"]
-    table.add_row(
-        "same host, not grown",
-        "not trained" if not_grown is None else f"{not_grown:.1f} %",
-        f"{facts['host_parameters']:,}",
-        f"{facts['host_flops_per_example']:,}",
-    )
-    table.add_row(
-        "grown", f"{facts['test_accuracy']:.1f} %", f"{facts['parameters']:,}", f"{facts['flops_per_example']:,}"
-    )
-    console.print(table)
-    if grown.interrupted:
-        console.print(f"Stopped after {len(grown.history.records)} epochs; what was grown so far is kept.")
-    for remark in remarks:
-        console.print(f"note: {remark}")
-    names = ", ".join(sorted(path.name for path in out.iterdir()))
-    console.print(f"Saved in {out}: {names}", soft_wrap=True)
 
 
 COMMAND = Grow

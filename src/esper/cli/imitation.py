@@ -7,7 +7,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import claim_file, clock, wide_console
+from esper.cli.episodes import at_least, claim_file, clock, wide_console
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -63,6 +63,8 @@ def learn_and_judge(
     episodes: int,
 ) -> int:
     """Learn, write the policy, and show how well it agrees with its teachers and does in the environment."""
+    at_least("--seed", config.seed, 0)
+    at_least("--compare-episodes", episodes, 0)
     claim_file(out, "--out")
     console = wide_console(stderr=False)
     with Progress(console) as progress:

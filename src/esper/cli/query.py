@@ -56,13 +56,22 @@ class Query:
 
 
 def _ask(connection: sqlite3.Connection, sql: str, run: Path) -> tuple[list[str], Iterable[Row]]:
+    connection.set_authorizer(_no_other_files)
     try:
         cursor = connection.execute(sql)
     except sqlite3.Error as error:
+        # Python's own complaints, such as two statements at once, have no code.
+        if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY):
+            raise ValueError(f"a run can only be read ({error}): ask with SELECT") from error
         raise ValueError(f"{error}. `esper query {run}` lists the tables and views with their columns") from error
     if cursor.description is None:
         raise ValueError("this statement gives no rows: ask with SELECT (or WITH, EXPLAIN, PRAGMA)")
     return [column[0] for column in cursor.description], cursor
+
+
+def _no_other_files(what: int, *details: str | None) -> int:
+    """The store is open for reading only, but ATTACH makes and changes other files; so does VACUUM INTO, by ATTACH."""
+    return sqlite3.SQLITE_DENY if what == sqlite3.SQLITE_ATTACH else sqlite3.SQLITE_OK
 
 
 def _contents(connection: sqlite3.Connection) -> tuple[list[str], Iterable[Row]]:

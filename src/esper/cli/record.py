@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, pick_workers, wide_console
+from esper.cli.episodes import Watch, at_least, pick_workers, wide_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -52,8 +52,8 @@ class Record:
         from esper.training.interrupt import interruptible
         from esper.training.train_config import DRAWS_PER_SEED
 
-        if self.episodes < 1:
-            raise ValueError(f"episodes must be at least 1, not {self.episodes}")
+        at_least("--episodes", self.episodes, 1)
+        at_least("--seed", self.seed, 0)
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         made: dict[str, Controller] = {name: make_controller(path) for name, path in labelled(self.controllers).items()}
         claim(self.out)

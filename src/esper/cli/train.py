@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from esper.cli.episodes import PrecisionName, check_gpu_options, clock, file_name, pick_workers, wide_console
+from esper.cli.episodes import PrecisionName, at_least, check_gpu_options, clock, file_name, pick_workers, wide_console
 from esper.cli.train_watch import TrainWatch
 
 if TYPE_CHECKING:
@@ -22,18 +22,20 @@ if TYPE_CHECKING:
     from esper.training.run_folder import RunFolder
     from esper.training.train_config import TrainConfig
 
-CHANGED = ("task", "envs", "updates", "seed", "init", "evaluate_every", "data_dir", "text_file")
+LEAST = {"envs": 1, "updates": 1, "seed": 0, "evaluate_every": 0, "compare_episodes": 0}
+"""Options that are numbers, and the least that each may be."""
+CHANGED = (*LEAST, "task", "init", "data_dir", "text_file", "wandb")
 """Options that replace the preset's setting of the same name."""
-CHANGED_ON_RESUME = {"updates", "data_dir", "text_file"}
-"""A run may go on longer, and its files may have moved; anything else would make it another run."""
+CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "tensorboard", "wandb"}
+"""A run may go on longer, its files may have moved, and others may watch; anything else would make it another run."""
 
 
 @dataclass(frozen=True)
 class Train:
     """Train a controller on a family of growth problems; everything about the run is kept in its folder."""
 
-    preset: Literal["demo", "mixed", "mnist1d", "cifar10", "text"] = "mixed"
-    """A complete configuration; the options below change parts of it."""
+    preset: Literal["demo", "mixed", "mnist1d", "cifar10", "text"] | None = None
+    """A complete configuration, mixed if not given; the options below change parts of it."""
     task: str | None = None
     """Family of problems: mixed, mixed/vector, natural, …, or one task."""
     envs: int | None = None
@@ -73,8 +75,8 @@ class Train:
     """Also write TensorBoard files into the run's folder."""
     wandb: str | None = None
     """Also send metrics to this project of Weights & Biases."""
-    compare_episodes: int = 16
-    """Held-out problems for the comparison at the end; 0 leaves it out."""
+    compare_episodes: int | None = None
+    """Held-out problems for the comparison at the end, 16 if not given; 0 leaves it out."""
     ppo: Annotated[dict[str, Any] | None, tyro.conf.Suppress] = None
     """A table `[ppo]` of the --config file: settings of the agent (`PPOConfig`) in place of the preset's."""
 
@@ -95,7 +97,7 @@ class Train:
             recorder = self._recorder(folder, config)
             trainer = Trainer(config, folder, recorder, workers=min(workers, config.envs), device=str(device))
             try:
-                finished = self._train(console, trainer)
+                finished = self._train(console, folder, trainer)
             finally:
                 trainer.close()
         if not finished:
@@ -104,12 +106,16 @@ class Train:
             return 130
         return self._judge(console, folder, config, workers, clock(time.perf_counter() - started))
 
-    def _train(self, console: Console, trainer: Trainer) -> bool:
+    def _train(self, console: Console, folder: RunFolder, trainer: Trainer) -> bool:
         """Whether it went on to the last update."""
         from esper.telemetry.profiler import profiling
         from esper.training.interrupt import interruptible
 
         trainer.resume()
+        if trainer.update > trainer.config.updates:
+            raise ValueError(f"--updates {self.updates} is too few: the run has made {trainer.update} already")
+        if self.resume is not None:
+            folder.keep_config(trainer.config)  # the next resume goes on with what this one was told
         _begin_session(trainer)
         with interruptible() as interrupt, TrainWatch(console, trainer) as show, profiling(self.profile) as profile:
 
@@ -129,7 +135,7 @@ class Train:
         config = self._config() if self.resume is None else self._resumed(RunFolder.open(self.resume)[1])
         check_gpu_options(config.precision, config.compiled, device, resumed=self.resume is not None)
         config.family().draw(config.numbers(1)[0])
-        self._check_sinks()
+        _check_sinks(config)
         if self.resume is None and config.init is not None:
             LearnedController.load(Path(config.init))
         if self.resume is not None:
@@ -142,8 +148,9 @@ class Train:
         from esper.training.catalogue import policy_file
 
         given = {name: getattr(self, name) for name in CHANGED if getattr(self, name) is not None}
-        if self.compiled:
-            given["compiled"] = True
+        for name, least in LEAST.items():
+            at_least(_spelled(name), getattr(self, name), least)
+        given |= {name: True for name in ("compiled", "tensorboard") if getattr(self, name)}
         if self.precision is not None:
             given["precision"] = Precision(self.precision)
         if self.init is not None:
@@ -155,7 +162,7 @@ class Train:
         from esper.config import checked
         from esper.training.train_config import PRESETS
 
-        preset = PRESETS[self.preset]
+        preset = PRESETS[self.preset or "mixed"]
         ppo = replace(preset.ppo, **checked(self.ppo or {}, PPOConfig, "ppo"))
         if self.teacher_kl is not None:
             if self.init is None:
@@ -168,37 +175,31 @@ class Train:
 
     def _resumed(self, config: TrainConfig) -> TrainConfig:
         changes = self._changes()
-        given = (self.reward, self.ppo, self.teacher_kl)
-        if set(changes) - CHANGED_ON_RESUME or any(value is not None for value in given):
+        others = {name: getattr(self, name) for name in ("preset", "reward", "ppo", "teacher_kl", "run_dir")}
+        refused = set(changes) - CHANGED_ON_RESUME | {name for name, value in others.items() if value is not None}
+        if refused:
             raise ValueError(
                 "a resumed run keeps its configuration; only --updates (to go on longer), --data-dir and --text-file "
-                "(if files have moved) may be given"
+                "(if files have moved), --compare-episodes, --tensorboard and --wandb may be given, not "
+                + ", ".join(sorted(map(_spelled, refused)))
             )
         return replace(config, **changes)
 
     # -- the record ----------------------------------------------------------------------------------------------------
-
-    def _check_sinks(self) -> None:
-        from esper.telemetry import optional
-
-        if self.tensorboard:
-            optional.tensorboard()
-        if self.wandb is not None:
-            optional.wandb()
 
     def _recorder(self, folder: RunFolder, config: TrainConfig) -> Recorder:
         from esper.telemetry.recorder import FanOut, StoreRecorder
         from esper.telemetry.store import STORE_NAME, RunStore
 
         sinks: list[Recorder] = []
-        if self.tensorboard:
+        if config.tensorboard:
             from esper.telemetry.tensorboard import TensorBoardSink
 
             sinks.append(TensorBoardSink(folder.path / "tensorboard"))
-        if self.wandb is not None:
+        if config.wandb is not None:
             from esper.telemetry.wandb import WandbSink
 
-            sinks.append(WandbSink(self.wandb, name=folder.path.name, folder=folder.path, settings=config.to_json()))
+            sinks.append(WandbSink(config.wandb, name=folder.path.name, folder=folder.path, settings=config.to_json()))
         return FanOut(StoreRecorder(RunStore(folder.path / STORE_NAME)), *sinks)
 
     # -- the end -------------------------------------------------------------------------------------------------------
@@ -217,11 +218,11 @@ class Train:
         if progress is not None:
             console.print(str(progress), soft_wrap=True, highlight=False)
         code = 0
-        if self.compare_episodes:
+        if config.compare_episodes:
             code = Compare(
                 task=config.task,
                 controllers=f"none,random,schedule,heuristic,learned={folder.path}",
-                episodes=self.compare_episodes,
+                episodes=config.compare_episodes,
                 workers=workers,
                 controls=False,
                 out=folder.path / "comparison",
@@ -234,6 +235,20 @@ class Train:
         words += [word for option, path in files if path is not None for word in (option, path)]
         console.print(f"Grow with it: {shlex.join(words)}", soft_wrap=True, highlight=False)
         return code
+
+
+def _spelled(name: str) -> str:
+    """A field as an option: its name, but for the one that has another on the shell."""
+    return {"run_dir": "--run", "ppo": "[ppo]"}.get(name, f"--{name.replace('_', '-')}")
+
+
+def _check_sinks(config: TrainConfig) -> None:
+    from esper.telemetry import optional
+
+    if config.tensorboard:
+        optional.tensorboard()
+    if config.wandb is not None:
+        optional.wandb()
 
 
 def _begin_session(trainer: Trainer) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, claim_file, pick_workers, wide_console, with_interval
+from esper.cli.episodes import Watch, at_least, claim_file, pick_workers, wide_console, with_interval
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -44,6 +44,7 @@ class TuneHeuristic:
         from esper.training.interrupt import interruptible
         from esper.training.tuning import as_toml, tune
 
+        at_least("--seed", self.seed, 0)
         numbers = draw_numbers(self.episodes, self.seed)
         get_family(self.task).draw(numbers[0])
         if self.out.suffix != ".toml":

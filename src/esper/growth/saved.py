@@ -7,20 +7,24 @@ whose class is the user's can only come back as the program in `model.pt2`, whic
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from types import NoneType, UnionType
+from typing import Any, Union, get_args, get_origin, get_type_hints
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 
-from esper.growth.blueprints import Gated, blueprint_names, get_blueprint
+from esper.actions import BLENDS
+from esper.growth.blueprints import LAYOUTS, Gated, blueprint_names, get_blueprint
 from esper.growth.graft import fill, graft
 from esper.growth.program import ProgramError, read_program
 from esper.growth.slot import preserved_rng
 from esper.growth.standalone import Graft, find_host
+from esper.lifecycle import IN_FORWARD, Stage
 
 FORMAT = "esper-model"
 FORMAT_VERSION = 1
@@ -45,9 +49,13 @@ def load(directory: str | Path, *, host: nn.Module | None = None) -> nn.Module:
     model = assemble(architecture, folder / "architecture.json", host)
     weights = folder / "model.safetensors"
     try:
-        fill(model, load_file(weights), architecture["tied"])
+        tensors = load_file(weights)
+        _check_tied(architecture["tied"], tensors.keys(), folder / "architecture.json")
+        fill(model, tensors, architecture["tied"])
     except FileNotFoundError:
         raise LoadError(f"there is no {weights}: without the weights there is no model") from None
+    except LoadError:
+        raise
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
         raise LoadError(f"{weights} is damaged or belongs to another model: {_first_line(error)}") from error
     return model.eval()
@@ -76,7 +84,7 @@ def _read_architecture(folder: Path) -> dict[str, Any]:
 def assemble(architecture: dict[str, Any], path: Path, host: nn.Module | None = None) -> nn.Module:
     """The network that an architecture describes, with fresh weights: in the given host, or in one built from data."""
     try:
-        grafts = [Graft(**graft_data) for graft_data in architecture["grafts"]]
+        grafts = [_read_graft(graft_data, path) for graft_data in architecture["grafts"]]
         with preserved_rng(torch.device("cpu")):
             model = _build_host(architecture["host"], path) if host is None else host
             device = next(model.parameters()).device
@@ -96,7 +104,60 @@ def _build_host(data: dict[str, Any], path: Path) -> nn.Module:
     kind = find_host(data["class"])
     if kind is None:
         raise LoadError(f"{path} needs the host {data['class']!r}: import the file that registers it, or pass host=")
+    _check_types(data["config"], kind.__init__, f"{path} is damaged: the host's")
     return kind(**data["config"])
+
+
+def _read_graft(data: Any, path: Path) -> Graft:
+    """One entry of the grafts, with nothing in it that no growing model could have written."""
+    graft = Graft(**data)
+    damaged = f"{path} does not describe a model that grew: a graft's"
+    _check_types(data, Graft, damaged)
+    if not 0.0 <= graft.alpha <= 1.0:
+        raise LoadError(f"{damaged} alpha must lie between 0 and 1, not be {graft.alpha}")
+    stages = [stage.name for stage in Stage if stage in IN_FORWARD]
+    for name, known in (("blend", BLENDS), ("layout", LAYOUTS), ("stage", stages)):
+        if data[name] not in known:
+            raise LoadError(f"{damaged} {name} must be one of {', '.join(known)}, not {data[name]!r:.60}")
+    return graft
+
+
+def _check_types(data: dict[str, Any], annotated: Any, damaged: str) -> None:
+    """Refuse plain data of another type than annotated. It may pass for something else: 'no' is true to Python."""
+    try:
+        hints = get_type_hints(annotated)
+    except NameError:  # somebody's own host, with types that are known to the type checker alone
+        return
+    for name, wanted in hints.items():
+        if name in data and not _fits(data[name], wanted):
+            kind = wanted.__name__ if isinstance(wanted, type) and get_origin(wanted) is None else wanted
+            raise LoadError(f"{damaged} {name} must be {kind}, not {data[name]!r:.60}")
+
+
+def _fits(value: Any, wanted: Any) -> bool:
+    """Types other than those of JSON are the host's own matter."""
+    origin, parts = get_origin(wanted), get_args(wanted)
+    if origin in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if origin is list:
+        return isinstance(value, list) and all(_fits(item, parts[0]) for item in value)
+    if origin is dict:
+        return isinstance(value, dict)
+    if wanted is float:
+        return type(value) in (int, float)
+    return type(value) is wanted if wanted in (int, str, bool, NoneType) else True
+
+
+def _check_tied(tied: Any, saved: Collection[str], path: Path) -> None:
+    """Names that share a tensor: each must be new, and share one that was saved. `fill` sees to it that both exist."""
+    if not isinstance(tied, dict):
+        raise LoadError(f"{path} is damaged or belongs to other weights: 'tied' must be an object, not {tied!r:.60}")
+    for name, other in tied.items():
+        if name in saved or not isinstance(other, str) or other not in saved:
+            raise LoadError(
+                f"{path} is damaged or belongs to other weights: {name!r} cannot share {other!r:.60}, because "
+                + ("it has weights of its own" if name in saved else "there is no such tensor")
+            )
 
 
 def _build_seed(record: Graft) -> nn.Module:

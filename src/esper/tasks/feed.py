@@ -90,8 +90,21 @@ class TensorFeed:
 class LoaderFeed:
     """Two iterables of (inputs, targets), such as `DataLoader`s. An epoch is one pass over the training one."""
 
-    def __init__(self, train: Iterable[Batch], val: Iterable[Batch], device: torch.device) -> None:
+    def __init__(
+        self,
+        train: Iterable[Batch],
+        val: Iterable[Batch],
+        device: torch.device,
+        *,
+        labels: bool = False,
+        val_name: str = "val",
+    ) -> None:
         self.train, self.val, self.device = train, val, device
+        self.labels = labels
+        """Integer targets are numbers of classes."""
+        self.classes: int | None = None
+        """How many there are, once it is known: every batch is checked."""
+        self.val_name = val_name
         self.updates_per_epoch = _length(train)
         self._batches: Iterator[Batch] = iter(())
 
@@ -108,17 +121,45 @@ class LoaderFeed:
         empty = True
         for batch in self.val:
             empty = False
-            yield self._checked(batch, "val")
+            yield self._checked(batch, self.val_name)
         if empty:
-            raise ValueError("the validation loader gives no batches")
+            raise ValueError(f"the {self.val_name} loader gives no batches")
 
     def _checked(self, batch: Any, name: str) -> Batch:
         if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-            raise ValueError(f"the {name} loader must give (inputs, targets) pairs, not {type(batch).__name__}")
+            what = f"a {type(batch).__name__}"
+            if isinstance(batch, tuple | list):
+                what += f" of {len(batch)}: " + ", ".join(type(part).__name__ for part in batch[:3])
+            raise ValueError(f"the {name} loader must give (inputs, targets) pairs of tensors, and gave {what}")
         inputs, targets = batch
+        if targets.dim() == 0:
+            raise ValueError(f"the {name} loader gives single examples, not batches: wrap it in a DataLoader")
         for part in tensors_of(inputs):
             check_split(Split(part, targets), name)
+        if self.labels:
+            targets = class_numbers(targets, name)
+            if self.classes is not None:
+                check_classes(targets, self.classes, name)
         return move(inputs, self.device), targets.to(self.device, non_blocking=True)
+
+
+def class_numbers(targets: Tensor, name: str) -> Tensor:
+    """Integers (and yes or no) of any type as numbers of classes; other targets as they are."""
+    if targets.is_complex():
+        raise ValueError(f"the {name} targets are {targets.dtype}: give class numbers or real values")
+    return targets if targets.is_floating_point() else targets.long()
+
+
+def check_classes(targets: Tensor, classes: int, name: str) -> None:
+    """Refuse numbers of classes that the model has no output for."""
+    if targets.is_floating_point() or targets.numel() == 0:
+        return
+    least, most = (int(bound) for bound in torch.aminmax(targets))
+    if least < 0 or most >= classes:
+        raise ValueError(
+            f"the {name} targets go from {least} to {most}, but the model has {classes} outputs per example, for "
+            f"classes 0 to {classes - 1}: renumber the classes, or pass loss= and metric= of your own"
+        )
 
 
 def chunks(split: Split, size: int = EVALUATION_CHUNK) -> Iterator[Batch]:

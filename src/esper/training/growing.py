@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -29,10 +30,17 @@ from esper.growth.export import Saved, plain_model, save
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules, Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
-from esper.tasks.feed import Batch, Feed, chunks
+from esper.tasks.feed import Batch, Feed, TensorFeed, chunks
 from esper.tasks.registry import Task
 from esper.training.catalogue import make_controller
-from esper.training.data import Data, as_feed, default_objective, evaluation_batches
+from esper.training.data import (
+    Data,
+    as_feed,
+    check_objective,
+    checked_data,
+    default_objective,
+    evaluation_batches,
+)
 from esper.training.history import History
 from esper.training.interrupt import interruptible
 
@@ -52,7 +60,8 @@ class Grown:
     """A grown model and how it came to be."""
 
     model: nn.Module
-    """Plain PyTorch: no hooks, nothing of Esper's machinery; train it further, deploy it, keep it."""
+    """Plain PyTorch: no hooks, nothing of Esper's machinery; train it further, deploy it, keep it. In evaluation mode,
+    in which it was measured; `model.train()` to train on."""
     history: History
     validation: Evaluation
     test: Evaluation | None
@@ -79,7 +88,7 @@ def grow(
     *,
     slots: Sequence[str],
     test_data: Data | None = None,
-    controller: str | Controller = DEFAULT_CONTROLLER,
+    controller: str | Path | Controller = DEFAULT_CONTROLLER,
     epochs: int = 40,
     loss: Loss | None = None,
     metric: Score | None = None,
@@ -99,14 +108,23 @@ def grow(
 ) -> Grown:
     """Train `model` and let it grow at `slots` (module paths or patterns); the result is a plain model.
 
-    Data are (inputs, targets) tensors or `DataLoader`s. The metric gives a score in percent, per example where it can;
-    integer targets default to cross-entropy and accuracy, others to squared error and the variance explained.
-    `optimizer` makes an optimizer from parameters, `scheduler` a scheduler (stepped per update) from an optimizer.
+    Data are (inputs, targets) tensors or arrays, or `DataLoader`s. The metric gives a score in percent, per example
+    where it can; integer targets default to cross-entropy and accuracy, others to squared error and the variance
+    explained. `optimizer` makes an optimizer from parameters, `scheduler` a scheduler (stepped per update) from an
+    optimizer. Parameters that do not require gradients stay as they are; of a frozen model, only what grows is trained.
     With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far.
     """
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    _check_counts(epochs=epochs, batch_size=batch_size, updates_per_epoch=updates_per_epoch)
+    decider = as_controller(controller)
     where = pick_device(device)
     model.to(where)
-    feed, example, targets = as_feed(train_data, val_data, where, batch_size, updates_per_epoch, seed)
+    labels = loss is None  # integer targets are class numbers, unless somebody's loss says what they are
+    train, val = checked_data(train_data, "train", labels=labels), checked_data(val_data, "val", labels=labels)
+    held_out = None if test_data is None else checked_data(test_data, "test", labels=labels)
+    feed, batch, targets = as_feed(train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
+    example = feed.train.x[:2] if isinstance(feed, TensorFeed) else batch[0]
     default_loss, default_metric = default_objective(targets)
     make_optimizer = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
 
@@ -122,24 +140,50 @@ def grow(
             max_seeds=max_seeds,
             rng_seed=seed,
         )
-        made = make_optimizer([p for p in host.parameters() if p.requires_grad])
+        # Of a frozen host nothing is trained; but seeds take over the settings of a group, and a group is never empty.
+        trained = [p for p in host.parameters() if p.requires_grad] or [nn.Parameter(torch.zeros(0, device=where))]
+        made = make_optimizer(trained)
         optimizing = GrowingOptimizer(made, [scheduler(made)] if scheduler else [])
         return Learner(
             growing, optimizing, feed, loss or default_loss, metric or default_metric, seed=seed, epochs=epochs
         )
 
     learners = [learner(model, feed)]
+    classes = check_objective(model, feed, batch, learners[0].loss, learners[0].score, labels=labels)
     if control:
-        other, _, _ = as_feed(train_data, val_data, where, batch_size, updates_per_epoch, seed)
+        other, _, _ = as_feed(train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
         learners.append(learner(copy.deepcopy(model), other))
-    test = None if test_data is None else evaluation_batches(test_data, where)
-    return _run(learners, controller, epochs, example, test, seed, on_epoch)
+    test = None if held_out is None else evaluation_batches(held_out, where, feed, classes)
+    return _run(learners, decider, epochs, example, test, seed, on_epoch)
+
+
+def _check_counts(**counts: object) -> None:
+    for name, value in counts.items():
+        if value is None and name == "updates_per_epoch":  # one pass over the data
+            continue
+        if isinstance(value, bool) or not isinstance(value, int | np.integer):
+            raise ValueError(f"{name} must be a whole number, not {value!r}")
+        if value < 1:
+            raise ValueError(f"{name} must be at least 1, not {value}")
+
+
+def as_controller(given: str | Path | Controller) -> Controller:
+    """A controller by name or by path, or one that somebody made."""
+    if isinstance(given, str | Path):
+        return make_controller(str(given))
+    can = all(callable(getattr(given, verb, None)) for verb in ("reset", "decide"))
+    if isinstance(given, type) or not can or not isinstance(getattr(given, "name", None), str):
+        raise ValueError(
+            "the controller must be a name, the path of a policy, or an object with a name, reset() and decide(), not "
+            f"{given!r:.60}"
+        )
+    return given
 
 
 def grow_task(
     task: Task,
     *,
-    controller: str | Controller = DEFAULT_CONTROLLER,
+    controller: str | Path | Controller = DEFAULT_CONTROLLER,
     epochs: int = 40,
     seed: int = 0,
     budget: int | None = None,
@@ -148,11 +192,12 @@ def grow_task(
     on_epoch: OnEpoch | None = None,
 ) -> Grown:
     """Grow the host of a built-in task. `seed` decides the host's start, its minibatches and its seeds."""
+    _check_counts(epochs=epochs)
     learners = [
         task_learner(task, seed, epochs, budget=budget, max_seeds=max_seeds) for _ in range(2 if control else 1)
     ]
     test = partial(chunks, task.splits.test)
-    return _run(learners, controller, epochs, task.splits.train.x[:2], test, seed, on_epoch)
+    return _run(learners, as_controller(controller), epochs, task.splits.train.x[:2], test, seed, on_epoch)
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -169,7 +214,7 @@ def pick_device(device: str | torch.device) -> torch.device:
 
 def _run(
     learners: list[Learner],
-    controller: str | Controller,
+    decider: Controller,
     epochs: int,
     example: Any,
     test: Callable[[], Iterable[Batch]] | None,
@@ -177,9 +222,6 @@ def _run(
     on_epoch: OnEpoch | None,
 ) -> Grown:
     """The loop: decide, step, note. The first learner grows; a second one is the control."""
-    if epochs < 1:
-        raise ValueError(f"epochs must be at least 1, not {epochs}")
-    decider = make_controller(controller) if isinstance(controller, str) else controller
     controllers: list[Controller] = [decider, NoGrowth()][: len(learners)]
     for one in controllers:
         one.reset([seed])
@@ -230,7 +272,7 @@ def _finish(
     held_out = [_evaluate(learner, test) for learner in learners] if test else []
     validation = [_evaluate(learner, learner.feed.validation) for learner in learners]
     return Grown(
-        model=plain_model(model),
+        model=plain_model(model).eval(),
         history=history,
         validation=validation[0],
         test=held_out[0] if held_out else None,

@@ -52,6 +52,13 @@ class RunFolder:
             raise RunFolderError(f"{path} holds no training run: there is no config.json in it")
         return folder, read_train_config(folder.config_file)
 
+    def keep_config(self, config: TrainConfig) -> None:
+        """In place of what was kept before."""
+        try:
+            write_whole(self.config_file, json.dumps(config.to_json(), indent=1))
+        except OSError as error:
+            raise RunFolderError(f"cannot write {self.config_file} ({error.strerror})") from error
+
     @property
     def config_file(self) -> Path:
         return self.path / "config.json"

@@ -46,13 +46,20 @@ class TrainConfig:
     """Held-out problems per evaluation: always the same ones."""
     keep: int = 3
     """Checkpoints that are kept, besides the best one."""
+    compare_episodes: int = 16
+    """Held-out problems for the comparison at the end; 0 leaves it out."""
+    tensorboard: bool = False
+    """Whether TensorBoard files are written into the run's folder."""
+    wandb: str | None = None
+    """Project of Weights & Biases that gets the metrics, too."""
 
     def __post_init__(self) -> None:
         for name in ("envs", "updates", "evaluation_episodes", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        if self.evaluate_every < 0:
-            raise ValueError(f"evaluate_every must be at least 0, not {self.evaluate_every}")
+        for name in ("evaluate_every", "compare_episodes", "seed"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
         if self.draws is not None and self.draws < self.envs // self.ppo.siblings:
             needed = self.envs // self.ppo.siblings
             raise ValueError(f"a rollout needs at least as many problems as it plays ({needed}); draws is {self.draws}")

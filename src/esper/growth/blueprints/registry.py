@@ -72,7 +72,10 @@ _Module = TypeVar("_Module", bound=type[nn.Module])
 
 
 def blueprint(name: str, *layouts: Layout, **options: Any) -> Callable[[_Module], _Module]:
-    """Register a module class under `name` for the given layouts. May be stacked for variants with other options."""
+    """Register a module class under `name` for the given layouts. May be stacked for variants with other options.
+
+    It is built and run once, on something small, so that what cannot work is refused here.
+    """
     unknown = [layout for layout in layouts if layout not in LAYOUTS]
     if unknown or not layouts:
         raise ValueError(f"blueprint {name!r} needs layouts out of {', '.join(LAYOUTS)}; got {unknown or 'none'}")
@@ -86,10 +89,37 @@ def blueprint(name: str, *layouts: Layout, **options: Any) -> Callable[[_Module]
         if options:
             summary += f" ({', '.join(f'{key} {value}' for key, value in options.items())})"
         entry = Blueprint(name, frozenset(layouts), module, options, summary)
+        for layout in layouts:
+            _try(entry, SlotShape(layout, _TRIED.channels, _TRIED.sizes[: _AXES[layout]]))
         _REGISTRY.setdefault(name, {}).update(dict.fromkeys(layouts, entry))
         return module
 
     return register
+
+
+_TRIED = SlotShape("conv2d", 8, (4, 4))
+_AXES: dict[Layout, int] = {"conv1d": 1, "conv2d": 2, "sequence": 1, "dense": 0}
+
+
+def _try(entry: Blueprint, shape: SlotShape) -> None:
+    """Build it once and let something small through: what fails here would fail in the middle of somebody's run."""
+    kind = f"blueprint {entry.name!r} ({entry.module.__name__})"
+    wanted = ", ".join(["channels", "layout", *entry.options])
+    if not (isinstance(entry.module, type) and issubclass(entry.module, nn.Module)):
+        raise ValueError(f"{kind} must be a class of nn.Module with __init__(self, {wanted})")
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
+        h, part = shape.example(2), f"cannot be built as __init__(self, {wanted})"
+        try:
+            module = entry.build(shape)
+            part = f"fails for an activation of {list(h.shape)} ({shape.layout})"
+            out = module(h)
+        except NameError:  # a class that uses its own name, or one further down its file, cannot be tried yet
+            return
+        except Exception as error:
+            raise ValueError(f"{kind} {part}: {str(error).strip().partition(chr(10))[0][:200]}") from error
+    if not isinstance(out, Tensor) or out.shape != h.shape:
+        gave = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
+        raise ValueError(f"{kind} must give a tensor of the shape that it gets: {list(h.shape)} became {gave}")
 
 
 def blueprint_names() -> tuple[str, ...]:

@@ -1,0 +1,188 @@
+"""Policy files that are damaged, or made to do harm: one line, at once, and never a policy that decides by NaN."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+from toy_environments import CueMemory, make_agent
+
+import esper
+from esper.agent.checkpoints import (
+    CheckpointError,
+    inspect_checkpoint,
+    load_checkpoint,
+    save_checkpoint,
+    upgrade_checkpoint,
+)
+from esper.agent.config import PPOConfig
+from esper.agent.controller import LearnedController
+from esper.agent.ppo import load_policy
+from esper.agent.shipped import shipped_path
+
+Change = Callable[[dict[str, Tensor], dict[str, Any]], object]
+
+
+def changed(path: Path, change: Change) -> Path:
+    """The default policy, but for a change of its tensors or of its data."""
+    whole = load_checkpoint(shipped_path("small"))
+    tensors, data = dict(whole.tensors), json.loads(json.dumps(whole.data))
+    change(tensors, data)
+    save_checkpoint(path, tensors, data)
+    return path
+
+
+def refused(read: Callable[[Path], object], path: Path, match: str) -> None:
+    with pytest.raises(CheckpointError, match=match) as caught:
+        read(path)
+    assert "\n" not in str(caught.value)
+    assert path.name in str(caught.value)
+
+
+def test_the_policy_itself_loads(tmp_path: Path) -> None:
+    LearnedController.load(changed(tmp_path / "same.safetensors", lambda tensors, data: None))
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+@pytest.mark.parametrize("name", ["network/op_head.out.bias", "observations/overall/mean", "values/mean"])
+def test_numbers_that_are_none(tmp_path: Path, name: str, value: float) -> None:
+    def spoil(tensors: dict[str, Tensor], data: dict[str, Any]) -> None:
+        tensors[name] = tensors[name].clone()
+        tensors[name].view(-1)[0] = value
+
+    path = changed(tmp_path / "bad.safetensors", spoil)
+    refused(LearnedController.load, path, f"{name} contains NaN or infinity: this policy cannot decide")
+    host = torch.nn.Sequential(torch.nn.Linear(2, 4), torch.nn.ReLU(), torch.nn.Linear(4, 2))
+    data = (torch.randn(8, 2), torch.zeros(8, dtype=torch.long))
+    for given in (path, str(path)):
+        with pytest.raises(CheckpointError, match="contains NaN or infinity"):
+            esper.grow(host, data, data, slots=["1"], epochs=1, controller=given, device="cpu")
+
+
+WRONG_TENSORS: list[tuple[Change, str]] = [
+    (lambda t, d: t.pop("network/op_head.out.bias"), r"it lacks network/op_head.out.bias \(1 such tensors\)"),
+    (lambda t, d: t.update({"network/more": torch.zeros(2)}), "has no place for network/more"),
+    (
+        lambda t, d: t.update({"network/op_head.out.bias": torch.zeros(9)}),
+        r"\[9\], and should be torch.float32 \[4\]",
+    ),
+    (lambda t, d: t.update({"network/op_head.out.bias": torch.zeros(4).char()}), "int8"),
+    (lambda t, d: t.pop("observations/slots/mean"), "it lacks observations/slots/mean"),
+    (lambda t, d: t["observations/slots/variance"].fill_(-1.0), "a negative variance"),
+    (lambda t, d: [t.pop(name) for name in list(t) if name.startswith("network/")], "the file holds 0 layers"),
+]
+WRONG_DATA: list[tuple[Change, str]] = [
+    (lambda t, d: d.pop("network"), "holds no policy"),
+    (lambda t, d: d.clear(), "holds no policy"),
+    (lambda t, d: d["network"].pop("hidden"), r"missing \['hidden'\]"),
+    (lambda t, d: d["network"].update(more=1), r"unknown \['more'\]"),
+    (lambda t, d: d["network"].update(hidden="x"), "hidden must be a whole number of at least 0, not 'x'"),
+    (lambda t, d: d["network"].update(hidden=True), "hidden must be a whole number of at least 0, not True"),
+    (lambda t, d: d["network"].update(layers=None), "layers must be a whole number of at least 0, not None"),
+    (lambda t, d: d["network"].update(slots=-1), "slots must be a whole number of at least 0, not -1"),
+    (lambda t, d: d["network"].update(slot_features=0), "slot encoder needs slot_features"),
+    (lambda t, d: d["network"].update(floor="x"), "floor must be a number from 0 to a million, not 'x'"),
+    (lambda t, d: d["network"].update(policy_gain=float("nan")), "policy_gain must be a number"),
+    (lambda t, d: d["network"].update(policy_gain=10**30), "policy_gain must be a number"),
+    (lambda t, d: d["network"].update(encoder="x"), "encoder must be 'slots' or 'vector', not 'x'"),
+    (lambda t, d: d["network"].update(layout=3), "layout must be text, not 3"),
+    *((lambda t, d, s=space: d["network"].update(space=s), "space must be a list") for space in (5, [], [[1]], [5])),
+    (lambda t, d: d["network"].update(space=[[False] * 4]), "must use the op head"),
+    (lambda t, d: d["caller"].update(blueprints=7), "the kinds of seed that it knows must be a list, not 7"),
+]
+
+
+@pytest.mark.parametrize(("change", "match"), WRONG_TENSORS + WRONG_DATA)
+def test_a_policy_that_is_not_what_it_says(tmp_path: Path, change: Change, match: str) -> None:
+    refused(LearnedController.load, changed(tmp_path / "bad.safetensors", change), match)
+
+
+SIZES = ["overall_features", "slot_features", "blueprints", "blends", "slots", "hidden", "slot_width", "embedding"]
+
+
+@pytest.mark.parametrize("name", [*SIZES, "layers", "feature_layers"])
+@pytest.mark.parametrize("size", [10**9, 10**30])
+def test_sizes_that_the_file_cannot_hold_are_refused_before_anything_is_built(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, size: int
+) -> None:
+    path = changed(tmp_path / "huge.safetensors", lambda t, d: d["network"].update({name: size}))
+    monkeypatch.setattr("esper.agent.policy_check.FactoredRecurrentActorCritic", None)
+    refused(load_policy, path, f"says {name} = {size}, but the file holds 1 layers, 2 feature layers and")
+
+
+def test_sizes_between_are_compared_without_memory(tmp_path: Path) -> None:
+    path = changed(tmp_path / "large.safetensors", lambda t, d: d["network"].update(hidden=200_000))  # 640 GB
+    refused(load_policy, path, "and should be torch.float32")
+
+
+HEADERS = [
+    '{"version": Infinity, "data": {}}',
+    '{"version": "2", "data": {}}',
+    '{"version": 2, "data": []}',
+    '{"version": 2, "data": {"caller": 7}}',
+    '{"version": 2, "data": {"network": null}}',
+    '{"version": 2}',
+    "[]",
+    '{"version": 2, "data": ' + "[" * 100_000 + "]" * 100_000 + "}",
+]
+
+
+@pytest.mark.parametrize("header", HEADERS)
+def test_damaged_headers(tmp_path: Path, header: str) -> None:
+    path = tmp_path / "bad.safetensors"
+    save_file({"x": torch.zeros(1)}, path, metadata={"esper": header})
+    for read in (inspect_checkpoint, load_checkpoint, upgrade_checkpoint, LearnedController.load):
+        refused(read, path, "has a damaged header")
+
+
+WHOLE: dict[str, Any] = {
+    "version": 1,
+    "network": {"a": torch.zeros(1)},
+    "optimizer": {"state": {0: {"step": torch.zeros(1)}}},
+    "config": {},
+    "update_count": 3,
+}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        {"network": 5},
+        {"network": {"a": 5}},
+        {"version": "x"},
+        {"version": float("inf")},
+        {"optimizer": None},
+        {"optimizer": {}},
+        {"optimizer": {"state": [1]}},
+        {"optimizer": {"state": {0: 1}}},
+        {"optimizer": {"state": {0: {"step": 1}}}},
+        {"config": 3},
+        {"update_count": float("inf")},
+    ],
+)
+@pytest.mark.parametrize("name", ["old.pt", "old.safetensors"])
+def test_damaged_files_of_version_1(tmp_path: Path, damage: dict[str, Any], name: str) -> None:
+    path = tmp_path / name
+    torch.save(WHOLE, path)
+    assert inspect_checkpoint(path).version == 1
+    torch.save({**WHOLE, **damage}, path)
+    for read in (inspect_checkpoint, load_checkpoint, upgrade_checkpoint):
+        refused(read, path, "is damaged")
+    for key in ("optimizer", "config", "update_count"):
+        torch.save({k: v for k, v in WHOLE.items() if k != key}, path)
+        refused(inspect_checkpoint, path, f"needs '{key}'")
+
+
+def test_a_run_does_not_go_on_from_a_damaged_checkpoint(tmp_path: Path) -> None:
+    agent, path = make_agent(CueMemory(2), PPOConfig(), 4), tmp_path / "run.safetensors"
+    agent.save(path)
+    whole = load_checkpoint(path)
+    for name in ("update_count", "recurrent/cell", "values/mean", "network/op_head.out.bias"):
+        save_checkpoint(path, {n: t for n, t in whole.tensors.items() if n != name}, whole.data)
+        refused(agent.load, path, "is damaged: .*" + name.rpartition("/")[2])
