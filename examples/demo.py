@@ -8,22 +8,16 @@ from __future__ import annotations
 import shlex
 import sys
 import time
-from itertools import count
 from pathlib import Path
 
 from esper.cli import main as esper
 from esper.cli.episodes import clock
+from esper.cli.grow import new_folder
 
 CONTROLLER = "small"
 EPISODES = 16
 DRAW = 7
 """A problem of the comparison whose host lacks something that growing can give it."""
-
-
-def free_folder(runs: Path = Path("runs")) -> Path:
-    """The first of runs/demo, runs/demo-2, … that does not exist."""
-    names = (f"demo-{i}" if i > 1 else "demo" for i in count(1))
-    return next(runs / name for name in names if not (runs / name).exists())
 
 
 def step(words: list[str]) -> None:
@@ -36,7 +30,7 @@ def step(words: list[str]) -> None:
 
 def main() -> None:
     started = time.perf_counter()
-    run = free_folder()
+    run = new_folder(Path("runs"), "demo")
     compared, grown = run / "comparison", run / "grown"
     controllers = f"none,heuristic,{CONTROLLER}"
     judged = ["--controllers", controllers, "--episodes", str(EPISODES), "--no-controls"]

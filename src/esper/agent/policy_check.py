@@ -17,8 +17,8 @@ from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 
 
-def checked_policy(path: str | Path, checkpoint: Checkpoint, *, values: bool = False) -> NetworkConfig:
-    """The configuration of a policy that can be built and decides; `values`: its critic's units must be there, too."""
+def check_policy(path: str | Path, checkpoint: Checkpoint, *, values: bool = False) -> None:
+    """Refuse one that cannot be built, or cannot decide; `values`: its critic's units must be there, too."""
     if "network" not in checkpoint.data:
         raise CheckpointError(f"{path} holds no policy: it does not say what network its tensors are for")
     try:
@@ -34,7 +34,6 @@ def checked_policy(path: str | Path, checkpoint: Checkpoint, *, values: bool = F
     units = tensors_under("values/", checkpoint.tensors)
     if values or units:
         _check_tensors(path, "values/", ValueNormaliser().moments.state(), units)
-    return config
 
 
 def tensors_under(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

@@ -38,7 +38,7 @@ from esper.agent.distributed import Reducer, SingleProcess
 from esper.agent.gae import against_siblings
 from esper.agent.metrics import UpdateMetrics, collect
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
-from esper.agent.policy_check import checked_policy, tensors_under
+from esper.agent.policy_check import check_policy, tensors_under
 from esper.agent.update import Forward, ppo_update, prepare
 from esper.env.spaces import ActionMasks, Observation
 from esper.policy.distribution import FactoredPolicy, validate_masks
@@ -299,7 +299,7 @@ class PPOAgent:
     def load(self, path: str | Path) -> dict[str, Any]:
         """Continue from a checkpoint of `save`; gives back the caller's data."""
         checkpoint = load_checkpoint(path, self.device)
-        checked_policy(path, checkpoint, values=True)
+        check_policy(path, checkpoint, values=True)
         check_same_network(checkpoint.data["network"], self.network.config)
         try:
             self.load_state_dict(checkpoint.tensors)
@@ -329,7 +329,7 @@ def load_policy(
 ) -> tuple[FactoredRecurrentActorCritic, ObservationNormaliser | None]:
     """What an Actor needs from a checkpoint, to act for any number of environments."""
     checkpoint = load_checkpoint(path, device)
-    checked_policy(path, checkpoint)
+    check_policy(path, checkpoint)
     return _policy_from(checkpoint.data["network"], checkpoint.tensors, device)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from esper.agent.checkpoints import CheckpointError, check_same_network, config_data, load_checkpoint, save_checkpoint
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
-from esper.agent.policy_check import checked_policy, tensors_under
+from esper.agent.policy_check import check_policy, tensors_under
 from esper.agent.ppo import PPOAgent
 from esper.policy.network import FactoredRecurrentActorCritic
 
@@ -39,7 +39,7 @@ def start_from(agent: PPOAgent, path: str | Path) -> None:
     another policy, and the teacher must be shown what the student is shown.
     """
     checkpoint = load_checkpoint(path, agent.device)
-    checked_policy(path, checkpoint, values=True)
+    check_policy(path, checkpoint, values=True)
     check_same_network(checkpoint.data["network"], agent.network.config)
     observed = tensors_under("observations/", checkpoint.tensors)
     if bool(observed) != (agent.observation_normaliser is not None):
