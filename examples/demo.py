@@ -12,7 +12,7 @@ from pathlib import Path
 
 from esper.cli import main as esper
 from esper.cli.episodes import clock
-from esper.cli.grow import new_folder
+from esper.cli.places import new_folder
 
 CONTROLLER = "small"
 EPISODES = 16

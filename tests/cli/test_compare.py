@@ -88,7 +88,43 @@ def test_json_to_the_standard_output_stands_alone(
     assert [row["name"] for row in facts["rows"]] == ["none"]
     assert facts["rows"][0]["score"]["low"] is None  # one draw has no interval
     assert "1 held-out draw," in said.err
-    assert (tmp_path / "compared" / "digits-0" / "comparison.json").exists()
+    kept = tmp_path / "compared" / "digits-0" / "comparison.json"
+    before = kept.read_bytes()
+    assert main(words) == 0
+    assert kept.read_bytes() == before
+    assert (tmp_path / "compared" / "digits-0-2" / "comparison.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "there", "message"),
+    [
+        ("compare --task digits --out kept", "kept/comparison.json", "kept holds a comparison already"),
+        ("tune-heuristic --task digits --out mine.toml", "mine.toml", "mine.toml exists already"),
+    ],
+)
+def test_nothing_is_written_over_what_was_found_before(
+    words: str, there: str, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / there).parent.mkdir(exist_ok=True)
+    (tmp_path / there).write_text("found before")
+    assert main(words.split()) == 1
+    assert message in capsys.readouterr().err
+    assert (tmp_path / there).read_text() == "found before"
+
+
+def test_a_comparison_that_fails_leaves_no_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def fail(*_: object, **__: object) -> None:
+        raise ValueError("it went wrong")
+
+    monkeypatch.setattr("esper.training.comparison.compare", fail)
+    assert main(["compare", "--task", "digits", "--controllers", "none"]) == 1
+    assert "it went wrong" in capsys.readouterr().err
+    assert list((tmp_path / "compared").iterdir()) == []
 
 
 def test_ctrl_c_reports_what_is_complete(tmp_path: Path) -> None:

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from esper.cli import main
-from esper.cli.grow import new_folder
 from esper.cli.grow_watch import show, worth
+from esper.cli.places import new_folder
 from esper.lifecycle import Contrast
 from esper.tasks import load_task
 from esper.training.growing import Grown, grow_task
@@ -105,7 +105,7 @@ def test_worth_is_the_last_measurement_at_full_strength() -> None:
 
 
 def test_the_learned_controller_shows_what_its_choices_were_worth(capsys: Capture) -> None:
-    words = ["grow", "--task", "mixed", "--draw", "7", "--no-control", "--epochs", "8"]
+    words = ["grow", "--task", "mixed", "--draw", "7", "--no-control", "--epochs", "12"]
     assert main(words) == 0
     said = capsys.readouterr().out
     assert "the learned policy's" in said

@@ -64,6 +64,9 @@ def test_a_recording_becomes_a_controller(command: str, recording: Path, tmp_pat
     assert caller["learned_by"] == f"esper {command}"
     assert caller["controllers"] == ["heuristic"]
     assert caller["recorded"][0]["task"] == "digits"
+    before = out.read_bytes()
+    assert "learned.safetensors exists already: choose another file with --out" in only_line(capsys, words)
+    assert out.read_bytes() == before
 
 
 @pytest.mark.slow

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, at_least, claim_file, clock, file_name, pick_workers, wide_console, with_interval
-from esper.cli.grow import claim
+from esper.cli.episodes import Watch, at_least, clock, pick_workers, wide_console, with_interval
+from esper.cli.places import claim_file, file_name, refuse_if_it_holds, results_folder
 
 if TYPE_CHECKING:
+    import torch
     from rich.console import Console
 
+    from esper.tasks.family import Family
     from esper.training.comparison import Comparison, Row
     from esper.training.statistics import Estimate
 
@@ -36,7 +38,7 @@ class Compare:
     controls: bool = True
     """Also train static networks: wider hosts, and the best controller's final networks from scratch."""
     out: Path | None = None
-    """Folder for the table as JSON and the plot; the default is compared/TASK-SEED."""
+    """Folder for the table as JSON and the plot; the default is compared/TASK-SEED, or TASK-SEED-2 and so on."""
     json: str | None = None
     """Also write the JSON to this file; - is the standard output, in place of the table."""
     data_dir: Path | None = None
@@ -48,24 +50,45 @@ class Compare:
 
     def run(self) -> int:
         from esper.tasks.family import family_of
-        from esper.training.comparison import compare, summarise, to_json
+        from esper.training.comparison import summarise, to_json
         from esper.training.evaluation import draw_numbers
         from esper.training.growing import pick_device
-        from esper.training.interrupt import interruptible
 
         at_least("--seed", self.seed, 0)
+        refuse_if_it_holds(self.out, ("comparison.json",), "a comparison")
         numbers = draw_numbers(self.episodes, self.seed)
         controllers = labelled(self.controllers)
         family = family_of(self.task, data_dir=self.data_dir, text_file=self.text_file)
         family.draw(numbers[0], held_out=True)  # find out now, not in a worker, what cannot be drawn
         device = pick_device(self.device)
-        out = self.out or Path("compared") / f"{file_name(self.task)}-{self.seed}"
-        claim(out)
         if self.json not in (None, "-"):
             claim_file(Path(str(self.json)), "--json")
         console = wide_console(stderr=self.json == "-")
+        with results_folder(self.out, Path("compared") / f"{file_name(self.task)}-{self.seed}") as out:
+            found = self._play(family, controllers, numbers, device, console)
+            rows = summarise(found)
+            facts = to_json(found, rows)
+            written = _write(out, self.json, facts)
+        written += _plot(out / "comparison.png", found, rows, console)
+        if self.json == "-":
+            print(json.dumps(facts, indent=1))
+        _show(console, found, rows)
+        console.print(f"Written: {', '.join(written)}", soft_wrap=True)
+        return 130 if found.interrupted else 0
+
+    def _play(
+        self,
+        family: Family,
+        controllers: dict[str, str],
+        numbers: Sequence[int],
+        device: torch.device,
+        console: Console,
+    ) -> Comparison:
+        from esper.training.comparison import compare
+        from esper.training.interrupt import interruptible
+
         with interruptible() as interrupt, Watch(console) as watch:
-            found = compare(
+            return compare(
                 family if self.data_dir or self.text_file else self.task,
                 controllers,
                 numbers,
@@ -75,15 +98,6 @@ class Compare:
                 progress=watch.note,
                 stop=lambda: interrupt.requested,
             )
-        rows = summarise(found)
-        facts = to_json(found, rows)
-        written = _write(out, self.json, facts)
-        written += _plot(out / "comparison.png", found, rows, console)
-        if self.json == "-":
-            print(json.dumps(facts, indent=1))
-        _show(console, found, rows)
-        console.print(f"Written: {', '.join(written)}", soft_wrap=True)
-        return 130 if found.interrupted else 0
 
 
 def labelled(words: str) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What the commands that run many episodes share: progress, places to write, and numbers with their intervals."""
+"""What the commands that run many episodes share: progress, and numbers with their intervals."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import math
 import os
 import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
@@ -95,26 +94,9 @@ class Watch:
             self.console.print(f"{done}/{total} episodes in {clock(spent)}, {left}; last: {label}", soft_wrap=True)
 
 
-def file_name(task: str) -> str:
-    """Of what is kept about a task: `mixed/vector` is one name, not a folder in a folder."""
-    return task.replace("/", "-")
-
-
 def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"
-
-
-def claim_file(path: Path, option: str) -> None:
-    """Find out before the work, not after it, whether the file can be written."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        existed = path.exists()
-        path.open("a").close()
-        if not existed:
-            path.unlink()
-    except OSError as error:
-        raise OSError(f"cannot write {path} ({error.strerror}): choose another file with {option}") from error
 
 
 def at_least(option: str, value: int | None, least: int) -> None:

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
-from esper.cli.episodes import at_least, file_name, wide_console
+from esper.cli.episodes import at_least, wide_console
 from esper.cli.grow_watch import GrowWatch, facts_of, plot, show
+from esper.cli.places import file_name, refuse_if_it_holds, results_folder
 
 if TYPE_CHECKING:
     from esper.tasks.family import Draw
@@ -70,7 +68,7 @@ class Grow:
         problem = self._problem()
         task = problem.task.to(pick_device(self.device))
         control_accuracies: list[float] = []
-        with self._folder() as out:
+        with results_folder(self.out, self._usual_folder) as out:
             with GrowWatch(console, task, problem.horizon, control_accuracies) as on_epoch:
                 grown = grow_task(
                     task,
@@ -95,8 +93,7 @@ class Grow:
         at_least("--seed", self.seed, 0)
         at_least("--epochs", self.epochs, 1)
         at_least("--max-seeds", self.max_seeds, 0)
-        if self.out is not None and any((self.out / name).exists() for name in MODEL_FILES):
-            raise ValueError(f"{self.out} holds a grown model already: choose another folder with --out")
+        refuse_if_it_holds(self.out, MODEL_FILES, "a grown model")
 
     def _problem(self) -> Draw:
         """A task as it is, or one held-out problem of a family; with the limits that were asked for."""
@@ -118,48 +115,13 @@ class Grow:
             max_seeds=found.max_seeds if self.max_seeds is None else self.max_seeds,
         )
 
-    @contextmanager
-    def _folder(self) -> Iterator[Path]:
-        """Where the results go. A name that nobody chose is a new one, and goes again if there is nothing to keep."""
+    @property
+    def _usual_folder(self) -> Path:
         from esper.tasks import task_names
 
-        if self.out is not None:
-            claim(self.out)
-            yield self.out
-            return
         is_task = self.draw is None and self.task in task_names()
         which = str(self.seed) if is_task else f"draw-{self.draw or 0}"
-        out = new_folder(Path("grown"), f"{file_name(self.task)}-{Path(self.controller).stem}-{which}")
-        try:
-            yield out
-        finally:
-            with suppress(OSError):  # only an empty folder can be removed
-                out.rmdir()
-
-
-def new_folder(parent: Path, name: str) -> Path:
-    """The first of NAME, NAME-2, … that does not exist, made at once: another command may be looking for one, too."""
-    try:
-        parent.mkdir(parents=True, exist_ok=True)
-        for i in count(1):
-            out = parent / (f"{name}-{i}" if i > 1 else name)
-            with suppress(FileExistsError):
-                out.mkdir()
-                break
-    except OSError as error:
-        raise OSError(f"cannot write to {parent} ({error.strerror}): choose another folder with --out") from error
-    return out
-
-
-def claim(out: Path) -> None:
-    """Find out before the training, not after it, whether the results can be kept."""
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".write-test"
-        probe.write_bytes(b"")
-        probe.unlink()
-    except OSError as error:
-        raise OSError(f"cannot write to {out} ({error.strerror}): choose another folder with --out") from error
+        return Path("grown") / f"{file_name(self.task)}-{Path(self.controller).stem}-{which}"
 
 
 COMMAND = Grow

@@ -7,7 +7,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import at_least, claim_file, clock, wide_console
+from esper.cli.episodes import at_least, clock, wide_console
+from esper.cli.places import claim_file, new_folder
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -65,7 +66,7 @@ def learn_and_judge(
     """Learn, write the policy, and show how well it agrees with its teachers and does in the environment."""
     at_least("--seed", config.seed, 0)
     at_least("--compare-episodes", episodes, 0)
-    claim_file(out, "--out")
+    claim_file(out, "--out", new=True)
     console = wide_console(stderr=False)
     with Progress(console) as progress:
         learned = teach(progress)
@@ -151,7 +152,7 @@ def judge(console: Console, out: Path, recording: Recording, task: str | None, e
             episodes=episodes,
             seed=seed,
             controls=False,
-            out=out.with_suffix("") / "comparison",
+            out=new_folder(out.with_suffix(""), "comparison"),
             device="cpu",
         ).run()
     console.print(f"Grow with it: esper grow --controller {out}", soft_wrap=True)

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.episodes import Watch, at_least, pick_workers, wide_console
+from esper.cli.places import claim
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +44,6 @@ class Record:
         import torch
 
         from esper.cli.compare import labelled
-        from esper.cli.grow import claim
         from esper.offline.episodes import growth_schema
         from esper.offline.recorder import plays
         from esper.offline.recording import next_draw

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from esper.cli.episodes import PrecisionName, at_least, check_gpu_options, clock, file_name, pick_workers, wide_console
+from esper.cli.episodes import PrecisionName, at_least, check_gpu_options, clock, pick_workers, wide_console
+from esper.cli.places import file_name, new_folder
 from esper.cli.train_watch import TrainWatch
 
 if TYPE_CHECKING:
@@ -225,7 +226,7 @@ class Train:
                 episodes=config.compare_episodes,
                 workers=workers,
                 controls=False,
-                out=folder.path / "comparison",
+                out=new_folder(folder.path, "comparison"),  # a run that goes on is judged again
                 data_dir=None if config.data_dir is None else Path(config.data_dir),
                 text_file=None if config.text_file is None else Path(config.text_file),
                 device=self.device,

@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, at_least, claim_file, pick_workers, wide_console, with_interval
+from esper.cli.episodes import Watch, at_least, pick_workers, wide_console, with_interval
+from esper.cli.places import claim_file
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -49,7 +50,7 @@ class TuneHeuristic:
         get_family(self.task).draw(numbers[0])
         if self.out.suffix != ".toml":
             raise ValueError(f"the settings go to a .toml file, not to {self.out}")
-        claim_file(self.out, "--out")
+        claim_file(self.out, "--out", new=True)
         device = pick_device(self.device)
         workers = pick_workers(self.workers, device.type)
         console = wide_console(stderr=self.json)
