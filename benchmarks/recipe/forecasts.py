@@ -6,7 +6,7 @@ Each problem is judged by trees that never saw it. What seeds cost is known, so 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -18,7 +18,7 @@ from seen import BLUEPRINT, costs_and_room
 from sklearn.ensemble import ExtraTreesRegressor
 from torch import Tensor
 
-from esper.env.observation import SLOT_FIELDS
+from esper.env.observation import OVERALL_FIELDS, SLOT_FIELDS
 from esper.offline.episodes import Episodes
 
 SEEN = 3
@@ -36,24 +36,26 @@ Seeds = tuple[tuple[int, int], ...]
 """(slot, number of the blueprint), the first slot first."""
 _LAYOUTS = [index for index, name in enumerate(SLOT_FIELDS) if name.startswith("layout_")]
 _CHANNELS = list(SLOT_FIELDS).index("channels")
+_SEEDS_LEFT = list(OVERALL_FIELDS).index("seeds_left")
 
 
 class Host:
-    """How many slots there are, what a seed costs in each, and how much room there is: in sizes of the host."""
+    """How many slots and seeds there may be, what a seed costs in each slot, and how much room there is: in sizes of
+    the host."""
 
     def __init__(self, episodes: Episodes, row: int) -> None:
         self.slots = int(episodes.observation.present[row, 0].sum())
+        self.most = round(self.slots * float(episodes.observation.overall[row, 0, _SEEDS_LEFT]))
         self.costs, self.room = costs_and_room(episodes, row)
 
     def carried_out(self, plan: str, there: Seeds = ()) -> Seeds:
-        """The seeds that are there, and those of the plan that fit beside them."""
+        """The seeds that are there, and those of the plan that may be planted beside them, in its order."""
         found, spent = dict(there), self.cost(there)
-        for slot in range(self.slots):
-            blueprint = planned(plan, slot)
-            if slot in found or blueprint is None or spent + self.costs[slot, blueprint] > self.room + ROUNDING:
-                continue
-            found[slot] = blueprint
-            spent += self.costs[slot, blueprint]
+        for slot, blueprint in plantings(plan, self.slots):
+            cost = self.costs[slot, blueprint]
+            if slot not in found and len(found) < self.most and spent + cost <= self.room + ROUNDING:
+                found[slot] = blueprint
+                spent += cost
         return tuple(sorted(found.items()))
 
     def cost(self, seeds: Seeds) -> float:
@@ -78,8 +80,6 @@ class Portfolio:
     hosts: dict[int, Host] = field(default_factory=dict)
     gains: dict[int, dict[str, float]] = field(default_factory=dict)
     """What each plan earned more than no growth."""
-    plays: list[tuple[int, float]] = field(default_factory=list)
-    """Rows of the episodes, with their gains."""
 
     @cached_property  # asked in every state of every play, when all gains are known
     def plans(self) -> list[str]:
@@ -101,11 +101,8 @@ def portfolios(episodes: Episodes, seen: States) -> dict[str, Portfolio]:
         own.looks[number], own.hosts[number] = seen[first, :SEEN].flatten(), Host(episodes, first)
         own.gains[number] = {}
         for name, row in by_name.items():
-            gain = float(returns[row] - returns[first])
-            if name == NONE or name.split()[0] in PLANS:
-                own.plays.append((row, gain))
             if name.split()[0] in PLANS:
-                own.gains[number][name.split()[1]] = gain
+                own.gains[number][name.split()[1]] = float(returns[row] - returns[first])
     return dict(found)
 
 
@@ -128,13 +125,14 @@ def _slot(slots: Tensor, place: Tensor) -> Tensor:
     return slots.gather(2, place.expand(*slots.shape[:2], 1, 1).expand(-1, -1, -1, slots.shape[-1]))[:, :, 0]
 
 
-def planned(plan: str, slot: int) -> int | None:
-    """The number of the blueprint that a plan has for a slot: of its parts, the first that fits counts."""
+def plantings(plan: str, slots: int) -> Iterator[tuple[int, int]]:
+    """The slots and blueprints of a plan in the order in which it plants; a slot may come twice, the first that fits
+    counts."""
     for part in plan.split("+") if plan != NONE else ():
         blueprint, _, where = part.partition("@")
-        if where in ("*", str(slot)):
-            return BLUEPRINT[blueprint]
-    return None
+        for slot in range(slots) if where == "*" else (int(where),):
+            if slot < slots:
+                yield slot, BLUEPRINT[blueprint]
 
 
 def fold_of(number: int) -> int:
@@ -165,27 +163,3 @@ def forecasts(portfolio: Portfolio, fold: int) -> Forecast:
         return defaultdict(float, zip(keys, said, strict=True))  # without seeds, nothing is gained
 
     return forecast
-
-
-def outlooks(portfolio: Portfolio, episodes: Episodes, seen: States, rows: Sequence[int]) -> dict[int, list[float]]:
-    """Per row, at each step, what is expected to come of the seeds that are there: points more than without growth."""
-    found = {}
-    for fold in range(FOLDS):
-        own = [row for row in rows if fold_of(int(episodes.draw[row])) == fold]
-        if not own:
-            continue
-        known = [(row, gain) for row, gain in portfolio.plays if fold_of(int(episodes.draw[row])) != fold]
-        later = [(row, range(SEEN, int(episodes.lengths[row]), 2), gain) for row, gain in known]
-        inputs = [_situations(portfolio, episodes, seen, row, steps) for row, steps, _ in later]
-        gains = [gain for _, steps, gain in later for _ in steps]
-        model = ExtraTreesRegressor(80, min_samples_leaf=8, max_features=0.3, n_jobs=2, random_state=fold)
-        model.fit(np.concatenate(inputs), gains)
-        asked = [_situations(portfolio, episodes, seen, row, range(int(episodes.lengths[row]))) for row in own]
-        said = np.split(model.predict(np.concatenate(asked)), np.cumsum([len(steps) for steps in asked])[:-1])
-        found.update({row: steps.tolist() for row, steps in zip(own, said, strict=True)})
-    return found
-
-
-def _situations(portfolio: Portfolio, episodes: Episodes, seen: States, row: int, steps: range) -> States:
-    first = portfolio.looks[int(episodes.draw[row])]
-    return np.concatenate([np.tile(first, (len(steps), 1)), seen[row, list(steps)]], 1)

@@ -158,7 +158,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, required=True)
     chosen = chosen_options(parser, arguments)
     told, promises = lessons(read_all([*chosen.portfolios, *chosen.plays]))
-    taught = keeping_what_helps(read(chosen.taught, growth_schema()).episodes)
+    taught = without_removals(read(chosen.taught, growth_schema()).episodes)
     for seed in chosen.seeds:
         learner, regret = learn(taught, told, promises, seed)
         facts = {"command": shlex.join(["python", *sys.argv]), "seed": seed, "regret": regret}
@@ -169,13 +169,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def keeping_what_helps(taught: Episodes) -> Episodes:
-    """A teacher that knows which seed was missing removes every other, even one that helps: such labels are changed."""
+def without_removals(taught: Episodes) -> Episodes:
+    """A teacher that knows which seed was missing removes every other, even one that helps; who cannot know had better
+    let them be: such labels are changed."""
     label = taught.label.clone()
     for row, step in (taught.valid & (label[..., OP] == Op.PRUNE)).nonzero().tolist():
         seen, slot = Seen(taught, row, step), int(label[row, step, SLOT])
-        if seen.helps(slot):
-            label[row, step] = action(Op.FOSSILIZE, slot) if seen.may[Op.FOSSILIZE, slot] else action(Op.WAIT)
+        permanent = seen.helps(slot) and seen.may[Op.FOSSILIZE, slot]
+        label[row, step] = action(Op.FOSSILIZE, slot) if permanent else action(Op.WAIT)
     return replace(taught, label=label)
 
 

@@ -1,8 +1,8 @@
 """A teacher of what to do in any state of a portfolio's problems, and of what it would cost to do otherwise.
 
-What it knows are forecasts (`forecasts.py`): what seeds gain that might be planted, and what will come of those that
-are there. A label alone would hide that many plans are as good as the best one, and that some are ruinous; `Promises`
-tell a policy which mistakes matter. It learns from both (`learn.py`).
+What it knows are forecasts of what seeds gain (`forecasts.py`). A label alone would hide that many plans are as good as
+the best one, and that some are ruinous; `Promises` tell a policy which mistakes matter. It learns from both
+(`learn.py`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
-from forecasts import FOLDS, SEEN, Forecast, Portfolio, Seeds, fold_of, forecasts, outlooks, planned, portfolios, states
+from forecasts import FOLDS, SEEN, Forecast, Portfolio, Seeds, fold_of, forecasts, portfolios, states
 from portfolio import FIRST_EPOCH, NONE
 from seen import Seen, action
 from torch import Tensor
@@ -25,12 +25,8 @@ WORTH = 0.5
 """Points that a seed must promise to be planted."""
 DELAY = 0.5
 """Points that planting an epoch later costs. In 339 pairs of plays with the same seeds it was 0.25 ± 0.28."""
-LOSS = -1.0
-"""Points below which what is there is given up."""
 TIME_FOR_ANOTHER = 7
 """Epochs that a new seed needs to be worth it."""
-TIME_TO_RECOVER = 4
-"""Epochs that a host needs after a seed was removed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,18 +47,11 @@ class Promises:
         return Promises(torch.full(masks.shape, torch.nan), torch.full(masks.shape[:2], torch.nan))
 
 
-def care(seen: Seen, plan: str, outlook: float) -> Tensor | None:
-    """What the seeds that are there call for, if anything."""
-    promising = outlook >= LOSS or seen.epochs_left < TIME_TO_RECOVER
+def care(seen: Seen) -> Tensor | None:
+    """Seeds become permanent as soon as they may, and are never removed: giving up costs more than it saves."""
     for slot in seen.seeds:
-        own = planned(plan, slot) == seen.planted[slot]
-        if promising and (own or seen.helps(slot)) and seen.may[Op.FOSSILIZE, slot]:
+        if seen.may[Op.FOSSILIZE, slot]:
             return action(Op.FOSSILIZE, slot)
-        if not own and seen.hopeless(slot) and seen.may[Op.PRUNE, slot]:
-            return action(Op.PRUNE, slot)
-    removable = [slot for slot in seen.seeds if seen.may[Op.PRUNE, slot]]
-    if not promising and removable:
-        return action(Op.PRUNE, min(removable, key=seen.surplus))
     return None
 
 
@@ -88,7 +77,6 @@ def lessons(episodes: Episodes) -> tuple[Episodes, Promises]:
         if len({fold_of(number) for number in portfolio.looks}) < 2:
             raise SystemExit(f"too few {layout} problems to forecast one from the others: play more with portfolio.py")
         rows = [row for row, number in enumerate(episodes.draw.tolist()) if number in portfolio.looks]
-        outlook = outlooks(portfolio, episodes, seen, rows)
         best: dict[int, str] = {}
         guessed: dict[int, str] = {}
         for fold in range(FOLDS):
@@ -99,7 +87,7 @@ def lessons(episodes: Episodes) -> tuple[Episodes, Promises]:
                     best[number] = best_plan(portfolio, number, said, portfolio.plans)
                     guessed[number] = best_plan(portfolio, number, said, portfolio.gains[number])
                 for row in own:
-                    _teach(portfolio, episodes, row, best, outlook[row], said, label, promises)
+                    _teach(portfolio, episodes, row, said, label, promises)
         report(layout, portfolio, best, guessed)
         done += rows
     kept = torch.tensor(sorted(done))
@@ -141,17 +129,15 @@ def _teach(
     portfolio: Portfolio,
     episodes: Episodes,
     row: int,
-    best: Mapping[int, str],
-    outlook: Sequence[float],
     said: Said,
     label: Tensor,
     promises: Promises,
 ) -> None:
     """Write down what is right in each state of a play."""
     number = int(episodes.draw[row])
-    for step, expected in enumerate(outlook):
+    for step in range(int(episodes.lengths[row])):
         seen = Seen(episodes, row, step)
-        if (called_for := care(seen, best[number], expected)) is not None:
+        if (called_for := care(seen)) is not None:
             label[row, step] = called_for
             continue
         there = planted_at(episodes, row, step)

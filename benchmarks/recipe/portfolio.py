@@ -51,7 +51,18 @@ _CONVOLUTIONAL = (
 PLANS: dict[str, tuple[str, ...]] = {
     "conv1d": _CONVOLUTIONAL,
     "conv2d": _CONVOLUTIONAL,
-    "dense": ("mlp_small@*", "mlp_small@0", "mlp_small@1", "mlp@*", "norm@*", "norm@0", "norm@0+mlp_small@1"),
+    "dense": (
+        "mlp_small@*",
+        "mlp_small@0",
+        "mlp_small@1",
+        "mlp@*",
+        "norm@*",
+        "norm@0",
+        "norm@1",
+        "norm@0+mlp_small@1",
+        "mlp_small@0+norm@*",
+        "mlp_small@1+norm@*",
+    ),
     "sequence": (
         "attention@*",
         "attention@0",

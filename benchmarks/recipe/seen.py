@@ -13,16 +13,10 @@ from esper.actions import BLENDS, HEAD_NAMES, Op
 from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SLOT_FIELDS
 from esper.env.reward.config import RENT_RATE
 from esper.growth.blueprints import blueprint_names
-from esper.lifecycle import Stage
 from esper.offline.episodes import Episodes
 
 HELPS = 0.5
 """Points beyond its rent that a seed must contribute to be worth keeping."""
-PATIENCE = {Stage.TRAINING: 7, Stage.BLENDING: 4, Stage.HOLDING: 5}
-"""Age at which a seed that does not help is given up. Measured on portfolios of `disguised` (docs/experiments.md): of
-seeds without benefit that incubate at age 5, one in three helps in the end; of those that blend at age 4, one in ten,
-and of those that hold, one in twelve."""
-
 BLUEPRINT = {name: index for index, name in enumerate(blueprint_names())}
 _POINTS, _SIZES, _ROOM = 50.0, 20.0, 10.0
 """Scales by which an observation squashes points of accuracy, sizes over the host's, and what is left of the budget."""
@@ -50,22 +44,12 @@ class Seen:
         contribution, promise = (self.field(name, slot) for name in ("contribution_points", "shadow_points"))
         return points(promise if contribution == NOT_MEASURED else contribution)
 
-    def age(self, slot: int) -> int:
-        return round(20 * self.field("age", slot))
-
     def surplus(self, slot: int) -> float:
         """Points of gain beyond the rent."""
         return self.gain(slot) - RENT_RATE * _unsquashed(self.field("parameters", slot), _SIZES)
 
     def helps(self, slot: int) -> bool:
         return self.surplus(slot) > HELPS
-
-    def stage(self, slot: int) -> Stage:
-        return next(stage for stage in Stage if self.field(f"stage_{stage.name.lower()}", slot) > 0)
-
-    def hopeless(self, slot: int) -> bool:
-        stage = self.stage(slot)
-        return stage in PATIENCE and self.age(slot) >= PATIENCE[stage] and not self.helps(slot)
 
 
 def points(squashed: float) -> float:

@@ -246,8 +246,10 @@ def transfer_section(content: Content, mixed: Content | None) -> list[str]:
         "`varied` was widened, with points of up to 64 dimensions that are easy or hard to tell apart, after the next "
         "controller had grown on the digits, where growing does not pay; they are points of 64 dimensions. It was "
         "widened once more, with points that a linear host cannot tell apart, when fixed plans on other draws of *deep "
-        "series* and *deep vectors* had shown what could be gained there ([experiments](experiments.md)). Nothing like "
-        "CIFAR-10 was among them. The draws of a family differ by random seeds, few hosts and fewer data sets: "
+        "series* and *deep vectors* had shown what could be gained there; then hosts of `disguised` got different "
+        "learning rates, and vectors more plans, when plays on other draws of *deep vectors* had shown what works "
+        "there ([experiments](experiments.md)). Nothing like CIFAR-10 was among them. The draws of a family differ by "
+        "random seeds, few hosts and fewer data sets: "
         "intervals speak of these, and another problem of the kind may differ by more.",
         "",
         *table(head, body),

@@ -112,7 +112,13 @@ def test_the_inner_stages_keep_their_settings_and_the_answer_moves_with_them(kin
         assert tuple(found["widths"]) == pair.found.widths
         assert pair.found.host.func is pair.plain.host.func
         assert (pair.found.layout, pair.found.need) == (pair.plain.layout, pair.plain.need)
-        assert pair.found.learning_rate == pair.plain.learning_rate
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_half_of_the_hosts_learn_at_half_the_speed_whatever_they_lack(kind, pairs):
+    speeds = [pair.found.learning_rate / pair.plain.learning_rate for pair in pairs[kind]]
+    assert set(speeds) == {0.5, 1.0}
+    assert 0.35 < speeds.count(0.5) / len(speeds) < 0.65
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if "@" in kind])

@@ -2,8 +2,9 @@
 
 In `mixed`, widths go with needs: a series that lacks a norm has a stage of 10 channels, one that lacks a filter a stage
 of 8. A controller can learn to know the kinds by such marks, and that knowledge is worth nothing elsewhere. Here all
-hosts of a layout have widths from the same ranges, whatever they lack, and some have a stage more before or after; and
-in most draws a share of the examples is easy, which lifts the accuracy without growth by an amount that says nothing.
+hosts of a layout have widths from the same ranges, whatever they lack, and some have a stage more before or after; in
+most draws a share of the examples is easy, which lifts the accuracy without growth by an amount that says nothing; and
+half of them learn at half the speed.
 """
 
 from __future__ import annotations
@@ -30,6 +31,8 @@ HARD_ONLY, EASY = 0.4, (0.15, 0.6)
 """How often no example is easy, and the share of easy ones otherwise."""
 MORE_STAGES = ((0, 0), (1, 0), (0, 1))
 """Before and after those of the problem."""
+SLOWER = (1.0, 0.5)
+"""Factors of the learning rate."""
 
 
 class Disguised(Mixed):
@@ -58,6 +61,7 @@ def disguise(problem: Problem, rng: np.random.Generator) -> Problem:
         inputs=partial(_with_hints, problem.inputs, easy, 1 if problem.layout.startswith("conv") else -1),
         widths=widths,
         host=_rebuilt(problem.host, widths, before, after),
+        learning_rate=problem.learning_rate * SLOWER[rng.integers(len(SLOWER))],
     )
 
 
