@@ -25,9 +25,9 @@ from torch import Tensor
 from esper.agent.checkpoints import load_checkpoint, save_checkpoint
 from esper.agent.controller import LearnedController
 from esper.agent.shipped import FOLDER, STATED, Provenance, parse_provenance, provenance, shipped_names, shipped_path
+from esper.files import write_whole
 from esper.policy.catalogue import CONTROLLERS
 from esper.training.catalogue import policy_file
-from esper.training.run_folder import write_whole
 from results.figures import best_rival, estimate, versus
 from results.kept import LEARNED
 

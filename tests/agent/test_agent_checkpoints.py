@@ -13,6 +13,7 @@ import torch
 from safetensors.torch import save_file
 from toy_environments import CartPoleWithoutVelocities, CueMemory, make_agent, rollout, train
 
+from esper import files
 from esper.agent import checkpoints
 from esper.agent.checkpoints import (
     CHECKPOINT_VERSION,
@@ -141,7 +142,7 @@ def test_a_crash_while_writing_leaves_the_old_file(tmp_path, monkeypatch):
     def crash(*_):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(checkpoints.os, "fsync", crash)
+    monkeypatch.setattr(files.os, "fsync", crash)
     with pytest.raises(KeyboardInterrupt):
         save_checkpoint(path, {"x": torch.zeros(3)}, {"n": 2})
     monkeypatch.undo()

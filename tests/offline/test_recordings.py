@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from toy_recordings import TOY, record_toy, toy_mixture
 
-from esper.agent import checkpoints
+from esper import files
 from esper.offline import recording
 from esper.offline.episodes import Episodes, RecordingError, Schema, check, growth_schema, join, tensors_of
 from esper.offline.recording import append, next_draw, read
@@ -134,7 +134,7 @@ def test_an_append_that_fails_leaves_the_earlier_episodes(
     def crash(*_: object) -> None:
         raise failure
 
-    monkeypatch.setattr(checkpoints.os, "fsync", crash)
+    monkeypatch.setattr(files.os, "fsync", crash)
     with pytest.raises(type(failure)):
         append(tmp_path, record_toy("random", 3, 0.0, 1), TOY, HERE)
     monkeypatch.undo()

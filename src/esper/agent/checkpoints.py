@@ -10,7 +10,6 @@ Older versions are not guessed at while loading: `load_checkpoint` refuses them 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
@@ -22,6 +21,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from esper.actions import HEAD_NAMES
+from esper.files import write_whole
 from esper.policy.distribution import ActionSpace
 from esper.policy.network import NetworkConfig
 
@@ -69,23 +69,10 @@ def save_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], data: Mappi
 
 
 def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """Beside its place, flushed to disk, then renamed: the file appears whole or not at all."""
+    """The file appears whole or not at all."""
     content = save({n: t.detach().contiguous().cpu().clone() for n, t in tensors.items()}, metadata=metadata)
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)  # the rename itself
-    finally:
-        os.close(directory)
+    write_whole(path, content)
 
 
 def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Checkpoint:

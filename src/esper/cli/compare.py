@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from esper.cli.episodes import Watch, at_least, clock, pick_workers, wide_console, with_interval
 from esper.cli.places import claim_file, file_name, refuse_if_it_holds, results_folder
+from esper.files import write_whole
 
 if TYPE_CHECKING:
     import torch
@@ -121,7 +122,7 @@ def labelled(words: str) -> dict[str, str]:
 def _write(out: Path, also: str | None, facts: dict[str, Any]) -> list[str]:
     paths = [out / "comparison.json", *([Path(also)] if also not in (None, "-") else [])]
     for path in paths:
-        path.write_text(json.dumps(facts, indent=1), "utf-8")
+        write_whole(path, json.dumps(facts, indent=1))
     return [str(path) for path in paths]
 
 

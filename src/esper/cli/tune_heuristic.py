@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from esper.cli.episodes import Watch, at_least, pick_workers, wide_console, with_interval
 from esper.cli.places import claim_file
+from esper.files import write_whole
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -68,7 +69,7 @@ class TuneHeuristic:
             f"esper tune-heuristic --task {self.task} --budget-steps {self.budget_steps} --seed {self.seed}",
             f"best of {tuned.candidates} candidates; {tuned.steps:,} env-steps on training draws",
         ]
-        self.out.write_text(as_toml(tuned.settings, self.out.stem, remarks), "utf-8")
+        write_whole(self.out, as_toml(tuned.settings, self.out.stem, remarks))
         rows = [] if tuned.interrupted else self._judge(console, workers, device.type)
         if self.json:
             print(json.dumps(_facts(tuned, rows, self.out), indent=1))

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import copy
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +19,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
+from esper.files import write_whole
 from esper.growth.attach import arguments, untouched, with_batch
 from esper.growth.blueprints import get_blueprint
 from esper.growth.graft import Grafted, graft
@@ -300,15 +300,7 @@ def _write(directory: Path, files: dict[str, bytes]) -> None:
             if not content:
                 (directory / name).unlink(missing_ok=True)
                 continue
-            temporary = directory / f".{name}.{os.getpid()}"
-            try:
-                with temporary.open("wb") as file:
-                    file.write(content)
-                    file.flush()
-                    os.fsync(file.fileno())
-                os.replace(temporary, directory / name)
-            finally:
-                temporary.unlink(missing_ok=True)
+            write_whole(directory / name, content)
     except OSError as error:
         raise ExportError(f"cannot write the model to {directory}: {error.strerror}") from error
 

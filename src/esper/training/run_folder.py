@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.agent.ppo import PPOAgent
+from esper.files import write_whole
 from esper.training.train_config import TrainConfig, read_train_config
 
 
@@ -104,16 +105,3 @@ class RunFolder:
             yield
         finally:
             os.close(handle)
-
-
-def write_whole(path: Path, text: str) -> None:
-    """The file appears complete or not at all."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with temporary.open("w", encoding="utf-8") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
