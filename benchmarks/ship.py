@@ -1,9 +1,9 @@
 """Maintainers: put a learned controller into the package, so that it comes by name. Or, without arguments, check them.
 
     python benchmarks/ship.py runs/best small --provenance small.json      # a run, or a checkpoint
-    esper compare --controllers none,random,schedule,heuristic,small       # judge the very file that ships
-    python benchmarks/ship.py small small --judged compared/mixed-0/comparison.json    # note the score; or the one
-                                                                           # that benchmarks/results/run.py mixed wrote
+    esper compare --controllers none,random,schedule,heuristic,small --out NEW    # judge the very file that ships
+    python benchmarks/ship.py small small --judged NEW/comparison.json     # note the score; or the one that
+                                                                           # benchmarks/results/run.py mixed wrote
 
 It keeps the network (in float16) and the statistics of observations and returns, and nothing else of the checkpoint.
 The file of --provenance states what only a person knows (`STATED`); the default is what is stated already.

@@ -170,8 +170,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def without_removals(taught: Episodes) -> Episodes:
-    """A teacher that knows which seed was missing removes every other, even one that helps; who cannot know had better
-    let them be: such labels are changed."""
+    """A teacher that knows which seed was missing removes every other, even one that helps. Who cannot know keeps those
+    that earn their rent and leaves the others undecided: they may still learn."""
     label = taught.label.clone()
     for row, step in (taught.valid & (label[..., OP] == Op.PRUNE)).nonzero().tolist():
         seen, slot = Seen(taught, row, step), int(label[row, step, SLOT])

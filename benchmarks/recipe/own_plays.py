@@ -5,7 +5,7 @@
     python benchmarks/recipe/learn.py --taught r/4 --portfolios recordings/varied --plays recordings/round1 --out better
 
 The wrong seeds of a portfolio are anyone's; a policy's own mistakes are the plausible ones, and only here does it see
-how to notice them and what to do then. The policy rolls its dice, and now and then takes a random legal decision.
+what can still be planted beside them. The policy rolls its dice, and now and then takes a random legal decision.
 """
 
 from __future__ import annotations

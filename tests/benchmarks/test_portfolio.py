@@ -1,6 +1,6 @@
 """Portfolios and their teacher: which plans are tried, what is expected of them, and what the teacher says of a state.
 
-Covers: R149 (growth under control: what a teacher plants, keeps and removes)
+Covers: R149 (growth under control: what a teacher plants and keeps)
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from esper.agent.controller import LearnedController
 from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SLOT_FIELDS, squash
 from esper.env.spaces import ActionMasks, Observation
 from esper.growth.blueprints import SlotShape, blueprint_names, fitting
-from esper.lifecycle import Stage
 from esper.offline.episodes import Episodes, check, growth_schema, join
 from esper.offline.fitting import imitation_losses
 from esper.offline.recorder import Play
@@ -61,7 +60,6 @@ class Seed:
     promise: float | None = None
     """Points of its shadow, if that was."""
     may: tuple[Op, ...] = ()
-    stage: Stage = Stage.HOLDING
     size: float = 0.0
     """Its parameters over the host's."""
 
@@ -98,7 +96,6 @@ def episode(*states: State, number: int = 4, by: str = "someone", earned: float 
         for seed in state.seeds:
             shown = slots[0, step, seed.slot]
             planted[0, step, seed.slot] = blueprint_names().index(seed.blueprint) + 1
-            shown[field(f"stage_{seed.stage.name.lower()}")] = 1.0
             shown[field("age")] = seed.age / 20
             shown[field("parameters")] = squash(seed.size, 20.0)
             if seed.gain is not None:
@@ -204,6 +201,11 @@ def test_it_makes_permanent_what_is_there_as_soon_as_it_may_and_removes_nothing(
     not_yet = Seed("mlp", 0, age=19, gain=gain, may=(Op.PRUNE,))
     assert says(State(left, (not_yet,))) == "nothing"
     assert says(State(left, (not_yet, may))) == ("fossilize", 1)
+
+
+def test_what_a_seed_promised_does_not_count_once_it_acts() -> None:
+    acting = episode(State(20, (Seed("mlp", 0, gain=-3.0, promise=8.0),)))
+    assert seen.Seen(acting, 0, 0).gain(0) == pytest.approx(-3.0, abs=1e-5)
 
 
 def test_an_observation_tells_the_points_that_went_into_it() -> None:
@@ -507,19 +509,27 @@ def test_the_teacher_says_so_if_there_are_too_few_problems() -> None:
         planner.lessons(join(portfolio_of(gain_of, 1)))
 
 
+@pytest.mark.parametrize("measured", ["gain", "promise"])
+@pytest.mark.parametrize("may", [BOTH, (Op.PRUNE,)], ids=["permanent or not", "not yet"])
 @pytest.mark.parametrize(
-    ("gain", "may", "said"),
+    ("points", "size", "helps"),
     [
-        (3.0, BOTH, ("fossilize", 1)),
-        (3.0, (Op.PRUNE,), "wait"),
-        (0.4, BOTH, "wait"),
-        (None, BOTH, "wait"),
+        (0.6, 0.0, True),
+        (0.4, 0.0, False),
+        (-1.0, 0.0, False),
+        (None, 0.0, False),
+        (2.6, 0.4, True),
+        (2.4, 0.4, False),
+        (8.0, 1.6, False),
+        (9.0, 1.6, True),
     ],
 )
-def test_nothing_is_removed_whatever_the_first_teacher_said(
-    gain: float | None, may: tuple[Op, ...], said: Told
+def test_nothing_is_removed_whatever_the_first_teacher_said_and_what_earns_its_rent_becomes_permanent(
+    points: float | None, size: float, helps: bool, may: tuple[Op, ...], measured: str
 ) -> None:
-    taught = episode(State(20, (Seed("norm", 1, gain=gain, may=may),)), State(19))
+    shown: Any = {measured: points, "size": size}
+    taught = episode(State(20, (Seed("norm", 1, may=may, **shown),)), State(19))
+    said = ("fossilize", 1) if helps and Op.FOSSILIZE in may else "wait"
     label = taught.label.clone()
     label[0, 0] = seen.action(Op.PRUNE, 1)
     changed = learn.without_removals(replace(taught, label=label))

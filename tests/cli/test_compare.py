@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 
 from esper.cli import main
+from esper.cli.compare import Compare
 from esper.env.reward.objective import score
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.training.catalogue import make_controller
@@ -93,6 +94,14 @@ def test_json_to_the_standard_output_stands_alone(
     assert main(words) == 0
     assert kept.read_bytes() == before
     assert (tmp_path / "compared" / "digits-0-2" / "comparison.json").exists()
+
+
+def test_what_is_judged_again_keeps_its_first_judgement(tmp_path: Path) -> None:
+    for _ in range(2):
+        judged = Compare(task="digits", controllers="none", episodes=1, workers=1, controls=False, device="cpu")
+        assert judged.into(tmp_path / "run" / "comparison") == 0
+    found = sorted(path.name for path in (tmp_path / "run").iterdir())
+    assert found == ["comparison", "comparison-2"]
 
 
 @pytest.mark.parametrize(

@@ -67,6 +67,10 @@ def test_a_recording_becomes_a_controller(command: str, recording: Path, tmp_pat
     before = out.read_bytes()
     assert "learned.safetensors exists already: choose another file with --out" in only_line(capsys, words)
     assert out.read_bytes() == before
+    (tmp_path / "taken").write_text("not a folder")
+    for wrong in ("policy", "taken.safetensors"):
+        words[3] = str(tmp_path / wrong)
+        assert f"beside a folder of its name, not to {words[3]}" in only_line(capsys, words)
 
 
 @pytest.mark.slow

@@ -17,7 +17,8 @@ class Clone:
     recording: Annotated[Path, tyro.conf.Positional]
     """A folder that esper record wrote."""
     out: Path = Path("clone.safetensors")
-    """Where the policy goes: a controller for --controller and --controllers, and a start for esper train --init."""
+    """Where the policy goes: a controller for --controller and --controllers, and a start for esper train --init.
+    No file may be there."""
     teacher: str | None = None
     """Imitate this controller only; the default is all that were recorded, alike."""
     epochs: int = 25

@@ -39,9 +39,10 @@ class Compare:
     controls: bool = True
     """Also train static networks: wider hosts, and the best controller's final networks from scratch."""
     out: Path | None = None
-    """Folder for the table as JSON and the plot; the default is compared/TASK-SEED, or TASK-SEED-2 and so on."""
+    """Folder for the table as JSON and the plot, without an earlier comparison in it; the default is
+    compared/TASK-SEED, or compared/TASK-SEED-2 and so on."""
     json: str | None = None
-    """Also write the JSON to this file; - is the standard output, in place of the table."""
+    """Also write the JSON to this file, whatever it held; - is the standard output, in place of the table."""
     data_dir: Path | None = None
     """Where the data files are, for tasks that read some."""
     text_file: Path | None = None
@@ -50,6 +51,10 @@ class Compare:
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
 
     def run(self) -> int:
+        return self.into(Path("compared") / f"{file_name(self.task)}-{self.seed}")
+
+    def into(self, usual: Path) -> int:
+        """`usual`: where results go, or beside it, unless a folder was chosen."""
         from esper.tasks.family import family_of
         from esper.training.comparison import summarise, to_json
         from esper.training.evaluation import draw_numbers
@@ -65,7 +70,7 @@ class Compare:
         if self.json not in (None, "-"):
             claim_file(Path(str(self.json)), "--json")
         console = wide_console(stderr=self.json == "-")
-        with results_folder(self.out, Path("compared") / f"{file_name(self.task)}-{self.seed}") as out:
+        with results_folder(self.out, usual) as out:
             found = self._play(family, controllers, numbers, device, console)
             rows = summarise(found)
             facts = to_json(found, rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.cli.episodes import at_least, clock, wide_console
-from esper.cli.places import claim_file, new_folder
+from esper.cli.places import claim_file
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -66,10 +66,13 @@ def learn_and_judge(
     """Learn, write the policy, and show how well it agrees with its teachers and does in the environment."""
     at_least("--seed", config.seed, 0)
     at_least("--compare-episodes", episodes, 0)
+    if out.suffix != ".safetensors" or out.with_suffix("").is_file():
+        raise ValueError(f"the policy goes to a .safetensors file beside a folder of its name, not to {out}")
     claim_file(out, "--out", new=True)
     console = wide_console(stderr=False)
     with Progress(console) as progress:
         learned = teach(progress)
+    claim_file(out, "--out", new=True)  # another command may have been quicker
     save(out, learned, command, config, recording)
     show_agreement(console, learned)
     return judge(console, out, recording, task, episodes, config.seed)
@@ -152,9 +155,8 @@ def judge(console: Console, out: Path, recording: Recording, task: str | None, e
             episodes=episodes,
             seed=seed,
             controls=False,
-            out=new_folder(out.with_suffix(""), "comparison"),
             device="cpu",
-        ).run()
+        ).into(out.with_suffix("") / "comparison")
     console.print(f"Grow with it: esper grow --controller {out}", soft_wrap=True)
     console.print(f"Train on from it: esper train --init {out}", soft_wrap=True)
     return code

@@ -17,7 +17,8 @@ class Offline:
     recording: Annotated[Path, tyro.conf.Positional]
     """A folder that esper record wrote, with several controllers or with exploration noise."""
     out: Path = Path("offline.safetensors")
-    """Where the policy goes: a controller for --controller and --controllers, and a start for esper train --init."""
+    """Where the policy goes: a controller for --controller and --controllers, and a start for esper train --init.
+    No file may be there."""
     epochs: int = 25
     """Passes over the episodes, for the values and again for the policy."""
     expectile: float = 0.7

@@ -1,4 +1,4 @@
-"""Where commands write. Found out before the work, not after it, and never over what is there."""
+"""Where commands write: found out before the work, not after it, and not over results that are there."""
 
 from __future__ import annotations
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import tyro
 
 from esper.cli.episodes import PrecisionName, at_least, check_gpu_options, clock, pick_workers, wide_console
-from esper.cli.places import file_name, new_folder
+from esper.cli.places import file_name
 from esper.cli.train_watch import TrainWatch
 
 if TYPE_CHECKING:
@@ -226,11 +226,10 @@ class Train:
                 episodes=config.compare_episodes,
                 workers=workers,
                 controls=False,
-                out=new_folder(folder.path, "comparison"),  # a run that goes on is judged again
                 data_dir=None if config.data_dir is None else Path(config.data_dir),
                 text_file=None if config.text_file is None else Path(config.text_file),
                 device=self.device,
-            ).run()
+            ).into(folder.path / "comparison")  # or comparison-2: a run that goes on is judged again
         files = [("--data-dir", config.data_dir), ("--text-file", config.text_file)]
         words = ["esper", "grow", "--task", config.task, "--controller", str(folder.path)]
         words += [word for option, path in files if path is not None for word in (option, path)]

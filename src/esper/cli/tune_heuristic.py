@@ -33,7 +33,7 @@ class TuneHeuristic:
     workers: int | None = None
     """Processes that share the work; the default is one per CPU core, or one with a GPU. The choice does not change."""
     out: Path = Path("heuristic.toml")
-    """Where to write the settings: a controller for --controller and --controllers."""
+    """Where to write the settings: a controller for --controller and --controllers. No file may be there."""
     json: bool = False
     """Print the result as JSON instead of a table."""
     device: str = "auto"

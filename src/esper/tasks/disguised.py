@@ -4,7 +4,7 @@ In `mixed`, widths go with needs: a series that lacks a norm has a stage of 10 c
 of 8. A controller can learn to know the kinds by such marks, and that knowledge is worth nothing elsewhere. Here all
 hosts of a layout have widths from the same ranges, whatever they lack, and some have a stage more before or after; in
 most draws a share of the examples is easy, which lifts the accuracy without growth by an amount that says nothing; and
-half of them learn at half the speed.
+half of the hosts learn at half the speed.
 """
 
 from __future__ import annotations
