@@ -49,7 +49,10 @@ class Host:
         self.costs, self.room = costs_and_room(episodes, row)
 
     def carried_out(self, plan: str, there: Seeds = ()) -> Seeds:
-        """The seeds that are there, and those of the plan that may be planted beside them, in its order."""
+        """The seeds that are there, and those of the plan that may be planted beside them, in its order.
+
+        By what an observation says of costs, which is with a learned gate: without one, a little more may fit.
+        """
         found, spent = dict(there), self.cost(there)
         for slot, blueprint in plantings(plan, self.slots):
             cost = self.costs[slot, blueprint]

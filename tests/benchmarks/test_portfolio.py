@@ -23,7 +23,7 @@ from esper.env.spaces import ActionMasks, Observation
 from esper.growth.blueprints import SlotShape, blueprint_names, fitting
 from esper.offline.episodes import Episodes, check, growth_schema, join
 from esper.offline.fitting import imitation_losses
-from esper.offline.recorder import Play
+from esper.offline.recorder import Play, play
 from esper.offline.recording import append, read
 from esper.policy.controller import NoGrowth
 from esper.policy.distribution import GROWTH_ACTIONS, FactoredPolicy
@@ -248,6 +248,16 @@ def test_a_plan_is_carried_out_as_far_as_it_fits() -> None:
     assert one.carried_out("mlp@1+norm@*") == ((1, mlp),)
     assert one.carried_out("mlp@*", ((2, norm),)) == ((2, norm),)
     assert host.cost(((0, mlp), (1, mlp))) == pytest.approx(0.9, abs=1e-5)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_what_is_said_to_be_carried_out_is_what_a_plan_plants(most: int) -> None:
+    family = get_family("mixed/vector")
+    problem = next(n for n in range(50) if family.draw(n).max_seeds == most)
+    for text in ("mlp_small@1+norm@*", "mlp@*"):
+        played = play(Play("mixed/vector", text, portfolio.plan(text), (problem,)))
+        planted = {seed for step in range(int(played.lengths[0])) for seed in planner.planted_at(played, 0, step)}
+        assert planted == set(forecasts.Host(played, 0).carried_out(text))
 
 
 def test_seeds_are_described_by_their_slots_and_by_what_they_cost() -> None:
