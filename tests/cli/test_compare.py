@@ -91,7 +91,11 @@ def test_json_to_the_standard_output_stands_alone(
     assert "1 held-out draw," in said.err
     kept = tmp_path / "compared" / "digits-0" / "comparison.json"
     before = kept.read_bytes()
-    assert main(words) == 0
+    link = tmp_path / "link.json"
+    link.symlink_to(tmp_path / "there.json")
+    assert main([*words, "--json", str(link)]) == 0
+    assert link.is_symlink()
+    assert json.loads((tmp_path / "there.json").read_text())["rows"]
     assert kept.read_bytes() == before
     assert (tmp_path / "compared" / "digits-0-2" / "comparison.json").exists()
 

@@ -125,10 +125,13 @@ def labelled(words: str) -> dict[str, str]:
 
 
 def _write(out: Path, also: str | None, facts: dict[str, Any]) -> list[str]:
-    paths = [out / "comparison.json", *([Path(also)] if also not in (None, "-") else [])]
-    for path in paths:
-        write_whole(path, json.dumps(facts, indent=1))
-    return [str(path) for path in paths]
+    text = json.dumps(facts, indent=1)
+    kept = out / "comparison.json"
+    write_whole(kept, text)
+    if also in (None, "-"):
+        return [str(kept)]
+    Path(str(also)).write_text(text, "utf-8")  # as it is, because it may be a pipe or a link
+    return [str(kept), str(also)]
 
 
 def _plot(path: Path, found: Comparison, rows: list[Row], console: Console) -> list[str]:

@@ -65,7 +65,7 @@ def claim_file(path: Path, option: str, *, new: bool = False) -> None:
         raise ValueError(f"{path} exists already: choose another file with {option}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        existed = path.exists()
+        existed = path.exists() or path.is_symlink()
         path.open("a").close()
         if not existed:
             path.unlink()
