@@ -123,7 +123,9 @@ def test_there_is_room_to_grow_or_little_and_hosts_of_every_depth(drawn):
     unlimited = sum(draw.budget is None for draw in everything) / len(everything)
     assert 0.2 < unlimited < 0.6
     assert {draw.max_seeds for draw in everything} == {1, 2, 3}
-    assert {len(draw.task.slots) for draw in everything if draw.facts["kind"] != "text"} == {2, 3, 4}
+    others = {len(draw.task.slots) for draw in everything if draw.facts["kind"] not in ("text", "vector")}
+    assert others == {2, 3, 4}
+    assert {len(draw.task.slots) for draw in everything if draw.facts["kind"] == "vector"} == {2, 3, 4, 5, 6}
     assert {len(draw.task.slots) for draw in everything if draw.facts["kind"] == "text"} == {1, 2, 3}
     for draw in everything:
         size = sum(parameter.numel() for parameter in draw.task.make_host().parameters())

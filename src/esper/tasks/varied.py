@@ -24,13 +24,15 @@ from esper.tasks.token_host import TokenHost
 
 LINES = 2_500
 """Of a made-up language."""
+STAGES, STAGES_OF_VECTORS = (2, 4), (2, 6)
+"""Of a host, the fewest and the most. What vectors cost leaves time for deep ones, where other seeds help."""
 
 
 class Varied:
     """Each sort of data in turn, each time another host, with room to grow or without."""
 
     name = "varied"
-    slots = 4
+    slots = STAGES_OF_VECTORS[1]
     horizon = 25
 
     def __init__(self, *, sorts: Sequence[str] | None = None) -> None:
@@ -77,7 +79,7 @@ def _convolutional(
     kernels: Sequence[int],
     widths: tuple[int, int],
 ) -> tuple[Task, Host]:
-    stages = int(rng.integers(2, 5))
+    stages = _between(rng, STAGES)
     wide = [int(width) for width in rng.integers(*widths, stages)]
     reach = [int(kernel) for kernel in rng.choice(kernels, stages)]
     pools = [int(rng.choice([1, 2])) for _ in range(stages - 1)] + [1]
@@ -88,17 +90,19 @@ def _convolutional(
 
 def _sequence(rng: np.random.Generator, held_out: bool) -> tuple[Task, Host]:
     splits, source = _any_series(rng, held_out)
-    return _of_tokens(rng, data.pieces(splits), source, attention=0.3)
+    return _of_tokens(rng, data.pieces(splits), source, STAGES, attention=0.3)
 
 
 def _vector(rng: np.random.Generator, held_out: bool) -> tuple[Task, Host]:
     makers = {"clusters": data.clusters, "regions": data.regions, "bands": data.bands}
     source = str(rng.choice(list(makers), p=[0.4, 0.25, 0.35]))
-    return _of_tokens(rng, makers[source](rng), source, attention=0.0)
+    return _of_tokens(rng, makers[source](rng), source, STAGES_OF_VECTORS, attention=0.0)
 
 
-def _of_tokens(rng: np.random.Generator, splits: Splits, source: str, attention: float) -> tuple[Task, Host]:
-    stages = int(rng.integers(2, 5))
+def _of_tokens(
+    rng: np.random.Generator, splits: Splits, source: str, depth: tuple[int, int], attention: float
+) -> tuple[Task, Host]:
+    stages = _between(rng, depth)
     widths = [int(width) for width in rng.integers(4, 21, stages)]
     bending = float(rng.choice([0.0, 0.5, 1.0]))
     bends = [bool(rng.random() < bending) for _ in range(stages)]
@@ -148,6 +152,11 @@ def _task(
         updates_per_epoch=int(rng.integers(*updates)),
         learning_rate=float(rng.choice([3e-3, 5e-3, 1e-2])),
     )
+
+
+def _between(rng: np.random.Generator, ends: tuple[int, int]) -> int:
+    least, most = ends
+    return int(rng.integers(least, most + 1))
 
 
 def _dashed(numbers: Sequence[int]) -> str:
