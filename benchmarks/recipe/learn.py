@@ -109,7 +109,7 @@ def learn(taught: Episodes, told: Episodes, promises: Promises, seed: int) -> tu
     def regret() -> Tensor:
         return mean_where(greedy_regret(learner.output(judge.rows).policy, judge.promises), judge.decided)
 
-    fit("policy", learner.network, to_learn, learner.loss, regret, pace, _say)
+    fit("policy", learner.network, to_learn, learner.loss, regret, pace, say)
     with torch.no_grad():
         return learner, float(regret())
 
@@ -127,11 +127,7 @@ class Learner:
         rows = prepare(self.episodes, self.units, DISCOUNT, action="label")
         counts = counted(rows, self.network.uses)
         rows = balanced(rows, [class_weights(count, CloneConfig().balance) for count in counts])
-        everything = Promises.none_for(self.episodes)
-        (*_, slots, _), steps = promises.plant.shape, promises.wait.shape[1]
-        everything.plant[-len(promises.wait) :, :steps, :slots] = promises.plant
-        everything.wait[-len(promises.wait) :, :steps] = promises.wait
-        found = Lessons(rows, everything)
+        found = Lessons(rows, promises.after(self.episodes))
         weight = torch.where(found.decided, IMITATED, 1.0)[..., None]
         return replace(found, rows=replace(rows, weight=rows.weight * weight))
 
@@ -145,7 +141,7 @@ class Learner:
         return sum(losses_of(out, lessons.rows)) + WEIGHT * regret.sum() / len(lessons)
 
 
-def _say(what: str, done: int, of: int, regret: float) -> None:
+def say(what: str, done: int, of: int, regret: float) -> None:
     print(f"epoch {done} of {of}: {regret:.2f} points given away in a decision on problems kept apart", flush=True)
 
 

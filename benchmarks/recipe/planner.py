@@ -41,6 +41,14 @@ class Promises:
     def select(self, rows: Tensor, steps: int | None = None) -> Promises:
         return Promises(self.plant[rows, :steps], self.wait[rows, :steps])
 
+    def after(self, episodes: Episodes) -> Promises:
+        """The same of the last of these episodes; about the others nothing is promised."""
+        found = Promises.none_for(episodes)
+        (*_, slots, _), (count, steps) = self.plant.shape, self.wait.shape
+        found.plant[-count:, :steps, :slots] = self.plant
+        found.wait[-count:, :steps] = self.wait
+        return found
+
     @staticmethod
     def none_for(episodes: Episodes) -> Promises:
         masks = episodes.masks.blueprint

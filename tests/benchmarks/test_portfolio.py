@@ -6,142 +6,50 @@ Covers: R149 (growth under control: what a teacher plants and keeps)
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import plays_by_hand as by_hand
 import pytest
 import torch
+from plays_by_hand import (
+    BETTER,
+    BOTH,
+    GOOD,
+    SLOTS,
+    Seed,
+    State,
+    Told,
+    ended_with,
+    episode,
+    gain_of,
+    kind_number,
+    portfolio_of,
+    told,
+)
 
-from esper.actions import BLENDS, HEAD_NAMES, Op
-from esper.agent.controller import LearnedController
-from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SLOT_FIELDS, squash
-from esper.env.spaces import ActionMasks, Observation
+from esper.actions import Op
+from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, squash
 from esper.growth.blueprints import SlotShape, blueprint_names, fitting
 from esper.offline.episodes import Episodes, check, growth_schema, join
-from esper.offline.fitting import imitation_losses
 from esper.offline.recorder import Play, play
 from esper.offline.recording import append, read
 from esper.policy.controller import NoGrowth
-from esper.policy.distribution import GROWTH_ACTIONS, FactoredPolicy
 from esper.policy.schedule import FixedSchedule
 from esper.tasks.family import get_family
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "recipe"))
 import forecasts
-import learn
 import own_plays
 import planner
 import playing
 import portfolio
 import seen
-from planner import Promises
 from portfolio import FIRST_EPOCH, MEANT, NONE
-
-SLOTS = 3
-LINEAR = BLENDS.index("linear")
-
-
-# -- episodes by hand --------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Seed:
-    """A seed as an observation shows it."""
-
-    blueprint: str
-    slot: int
-    age: int = 5
-    gain: float | None = None
-    """Points of its contribution, if it was measured."""
-    promise: float | None = None
-    """Points of its shadow, if that was."""
-    may: tuple[Op, ...] = ()
-    size: float = 0.0
-    """Its parameters over the host's."""
-
-
-@dataclass(frozen=True)
-class State:
-    """One step: epochs left, what is planted, and whether anything can be planted beside it."""
-
-    left: int
-    seeds: tuple[Seed, ...] = ()
-    room: bool = True
-    accuracy: float = 50.0
-    tried_before: bool = False
-    """Whether a seed was there that is gone."""
-
-
-def episode(*states: State, number: int = 4, by: str = "someone", earned: float = 0.0) -> Episodes:
-    steps, kinds, field = len(states), len(blueprint_names()), list(SLOT_FIELDS).index
-    overall = torch.zeros(1, steps, len(OVERALL_FIELDS))
-    overall[..., list(OVERALL_FIELDS).index("seeds_left")] = 1.0
-    slots = torch.zeros(1, steps, SLOTS, len(SLOT_FIELDS))
-    slots[..., field("contribution_points")] = slots[..., field("shadow_points")] = NOT_MEASURED
-    slots[..., field("layout_dense")] = 1.0
-    planted = torch.zeros(1, steps, SLOTS, dtype=torch.int64)
-    can = torch.zeros(1, steps, len(Op), SLOTS, dtype=torch.bool)
-    growable = torch.zeros(1, steps, SLOTS, kinds, dtype=torch.bool)
-    for step, state in enumerate(states):
-        overall[0, step, list(OVERALL_FIELDS).index("epochs_left")] = state.left / 50
-        overall[0, step, list(OVERALL_FIELDS).index("val_accuracy_0_ago")] = state.accuracy / 100
-        slots[0, step, SLOTS - 1, field("seeds_before")] = state.tried_before / 4
-        taken = {seed.slot for seed in state.seeds}
-        for slot in set(range(SLOTS)) - taken if state.room else ():
-            growable[0, step, slot] = can[0, step, Op.GERMINATE, slot] = True
-        for seed in state.seeds:
-            shown = slots[0, step, seed.slot]
-            planted[0, step, seed.slot] = blueprint_names().index(seed.blueprint) + 1
-            shown[field("age")] = seed.age / 20
-            shown[field("parameters")] = squash(seed.size, 20.0)
-            if seed.gain is not None:
-                shown[field("contribution_points")] = squash(seed.gain, 50.0)
-            if seed.promise is not None:
-                shown[field("shadow_points")] = squash(seed.promise, 50.0)
-            for op in seed.may:
-                can[0, step, op, seed.slot] = True
-    op = can.any(-1)
-    op[..., Op.WAIT] = True
-    blend = growable.any(-1, keepdim=True).expand(1, steps, SLOTS, len(BLENDS)).clone()
-    reward = torch.zeros(1, steps)
-    reward[0, 0] = earned
-    done = torch.arange(steps)[None] == steps - 1
-    nothing = torch.zeros(1, steps, len(HEAD_NAMES), dtype=torch.int64)
-    costs, present = torch.zeros(1, steps, SLOTS, kinds), torch.ones(1, steps, SLOTS, dtype=torch.bool)
-    return Episodes(
-        Observation(overall, slots, planted, costs, present),
-        ActionMasks(op, can, growable, blend),
-        label=nothing,
-        taken=nothing.clone(),
-        reward=reward,
-        terminated=done,
-        lengths=torch.tensor([steps]),
-        draw=torch.tensor([number]),
-        controller=torch.tensor([0]),
-        controllers=(by,),
-    )
-
-
-def ended_with(*seeds: Seed, number: int, by: str, earned: float) -> Episodes:
-    return episode(State(2), State(1, seeds, accuracy=earned), number=number, by=by, earned=earned)
-
-
-Told = tuple[str, int] | tuple[str, int, str] | str
-
-
-def told(label: torch.Tensor) -> Told:
-    """A decision, readably."""
-    slot, blueprint, blend, op = label.tolist()
-    if op == Op.WAIT:
-        return "wait"
-    if op == Op.GERMINATE:
-        assert blend == LINEAR
-        return "plant", slot, blueprint_names()[blueprint]
-    return Op(op).name.lower(), slot
 
 
 def says(state: State) -> Told:
@@ -169,9 +77,6 @@ def plants(state: State, promised: dict[tuple[str, int], float], wait: float = 0
 
 
 # -- the teacher, rule by rule -----------------------------------------------------------------------------------------
-
-BOTH = (Op.PRUNE, Op.FOSSILIZE)
-GOOD, BETTER = ("norm", 1), ("mlp", 0)
 
 
 def test_it_plants_what_promises_most_once_the_host_has_been_seen_for_an_epoch() -> None:
@@ -217,16 +122,12 @@ def test_an_observation_tells_the_points_that_went_into_it() -> None:
 # -- forecasts ---------------------------------------------------------------------------------------------------------
 
 
-def number(blueprint: str) -> int:
-    return blueprint_names().index(blueprint)
-
-
 def host_of(costs: dict[tuple[str, int], float], room: float, most: int = SLOTS) -> forecasts.Host:
     """A host on which other seeds cost nothing."""
     one = episode(State(20))
     shown = torch.zeros_like(one.observation.costs)
     for (blueprint, slot), cost in costs.items():
-        shown[0, 0, slot, number(blueprint)] = squash(cost, 20.0) if cost < torch.inf else NOT_MEASURED
+        shown[0, 0, slot, kind_number(blueprint)] = squash(cost, 20.0) if cost < torch.inf else NOT_MEASURED
     overall = one.observation.overall.clone()
     overall[0, 0, list(OVERALL_FIELDS).index("budget_left")] = squash(room, 10.0)
     overall[0, 0, list(OVERALL_FIELDS).index("seeds_left")] = most / SLOTS
@@ -234,7 +135,7 @@ def host_of(costs: dict[tuple[str, int], float], room: float, most: int = SLOTS)
 
 
 def test_a_plan_is_carried_out_as_far_as_it_fits() -> None:
-    norm, mlp = number("norm"), number("mlp")
+    norm, mlp = kind_number("norm"), kind_number("mlp")
     host = host_of({("mlp", 0): 0.5, ("mlp", 1): 0.4, ("mlp", 2): 0.1, ("norm", 1): torch.inf}, room=0.6)
     assert host.carried_out("mlp@*") == ((0, mlp), (2, mlp))
     assert host.carried_out("mlp@1+mlp@*") == ((1, mlp), (2, mlp))  # what is planted first takes its room first
@@ -261,7 +162,7 @@ def test_what_is_said_to_be_carried_out_is_what_a_plan_plants(most: int) -> None
 
 
 def test_seeds_are_described_by_their_slots_and_by_what_they_cost() -> None:
-    norm, mlp = number("norm"), number("mlp")
+    norm, mlp = kind_number("norm"), kind_number("mlp")
     host = host_of({("mlp", 0): 0.5, ("norm", 2): 0.25}, room=2.0)
     found = host.described(((0, mlp), (1, norm), (2, norm)))
     assert [row.nonzero()[0].tolist() for row in found[:-4].reshape(3, -1)] == [[mlp], [norm], [norm]]
@@ -282,24 +183,6 @@ def test_states_do_not_depend_on_how_many_slots_were_left_empty_to_fill_up() -> 
     found = forecasts.states(wider)
     assert found.shape[:2] == (2, 2)
     assert np.array_equal(found[:1], forecasts.states(one))
-
-
-def portfolio_of(rule: Callable[[float, str], float], count: int = 120) -> list[Episodes]:
-    """Problems whose accuracy at first says what a plan gains."""
-    found = []
-    for number in range(count):
-        look = 10.0 + 80.0 * (number % 2)
-        start = [State(20 - step, accuracy=look) for step in range(forecasts.SEEN)]
-        for plan in (NONE, "mlp@*", "norm@0"):
-            seeds = (Seed(plan.split("@")[0], 0),) if plan != NONE else ()
-            rest = [State(10 - step, seeds, accuracy=look) for step in range(3)]
-            name, earned = (NONE, 50.0) if plan == NONE else (f"dense {plan}", 50.0 + rule(look, plan))
-            found.append(episode(*start, *rest, number=number, by=name, earned=earned))
-    return found
-
-
-def gain_of(look: float, plan: str) -> float:
-    return {(10.0, "mlp@*"): 20.0, (10.0, "norm@0"): 5.0, (90.0, "mlp@*"): -8.0, (90.0, "norm@0"): -2.0}[look, plan]
 
 
 def said_of(plays: Episodes) -> dict[int, dict[str, float]]:
@@ -337,13 +220,13 @@ def test_lessons_say_what_to_plant_and_what_every_planting_promises() -> None:
     assert told(labelled.label[promising, step]) == ("plant", 0, "mlp")
     assert told(labelled.label[other, step]) == "wait"
     plant, wait = promises.plant[promising, step], promises.wait[promising, step]
-    assert plant[0, number("mlp")] == pytest.approx(20.0, abs=1.0)
-    assert plant[0, number("norm")] == pytest.approx(5.0, abs=1.0)
-    assert plant[1, number("norm")].isnan()  # no plan has that
+    assert plant[0, kind_number("mlp")] == pytest.approx(20.0, abs=1.0)
+    assert plant[0, kind_number("norm")] == pytest.approx(5.0, abs=1.0)
+    assert plant[1, kind_number("norm")].isnan()  # no plan has that
     assert wait == planner.WORTH
     assert promises.wait[promising, :FIRST_EPOCH].isnan().all()
     early = promises.wait[promising, FIRST_EPOCH]  # who waits will know what to plant, and plants it an epoch later
-    assert early == pytest.approx(float(plant[0, number("mlp")]) - planner.DELAY)
+    assert early == pytest.approx(float(plant[0, kind_number("mlp")]) - planner.DELAY)
     assert promises.wait[other, FIRST_EPOCH] == planner.WORTH
     planted = [row for row in range(len(labelled)) if row not in bare and int(labelled.draw[row]) % 2 == 0]
     later = promises.wait[planted[0], forecasts.SEEN]
@@ -430,16 +313,6 @@ def test_problems_that_time_cut_short_are_left_out() -> None:
 # -- playing -----------------------------------------------------------------------------------------------------------
 
 
-def at_once(
-    function: Callable[[Any], Any], jobs: Sequence[Any], workers: int, stop: Callable[[], bool] = lambda: False
-) -> Iterator[tuple[Any, Any]]:
-    """`in_processes` without processes."""
-    for job in jobs:
-        if stop():
-            return
-        yield job, function(job)
-
-
 def test_playing_stops_when_time_is_up_and_keeps_what_was_played(monkeypatch: pytest.MonkeyPatch) -> None:
     now = 100.0
 
@@ -448,7 +321,7 @@ def test_playing_stops_when_time_is_up_and_keeps_what_was_played(monkeypatch: py
         now += 10.0
         return episode(State(2), number=number, by=f"player {number % 2}")
 
-    monkeypatch.setattr(playing, "in_processes", at_once)
+    monkeypatch.setattr(playing, "in_processes", by_hand.at_once)
     monkeypatch.setattr(playing, "time", SimpleNamespace(perf_counter=lambda: now))
     many = 2 * playing.EPISODES_AT_ONCE + 6
     assert playing.play_all(ten_seconds, range(many), 1, seconds=25.0).draw.tolist() == [0, 1, 2]
@@ -460,7 +333,7 @@ def test_playing_stops_when_time_is_up_and_keeps_what_was_played(monkeypatch: py
 
 
 def test_playing_says_so_when_nothing_was_finished_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(playing, "in_processes", at_once)
+    monkeypatch.setattr(playing, "in_processes", by_hand.at_once)
     monkeypatch.setattr(playing, "time", SimpleNamespace(perf_counter=iter(range(0, 1000, 100)).__next__))
     with pytest.raises(SystemExit, match="no episode of 3 was finished within 5"):
         playing.play_all(lambda number: episode(State(2), number=number), range(3), 1, seconds=5.0)
@@ -490,127 +363,6 @@ def test_a_round_is_played_on_known_problems(
     assert read(out, growth_schema()).episodes.draw.tolist() == [7, 8]
 
 
-def test_a_portfolio_a_round_and_the_teacher_work_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """On a few problems, whose draws must be training ones; labels are possible whatever was done."""
-    monkeypatch.setattr(playing, "in_processes", at_once)
-    first, second, out = (str(tmp_path / name) for name in ("portfolio", "round1", "labelled"))
-    of = ["--family", "disguised/vector", "--problems", "3"]
-    assert portfolio.main([*of, "--first", "6", "--others", "1", "--out", first]) == 0
-    assert own_plays.main([*of, "--policy", "small", "--known", first, "--noise", "0.5", "--out", second]) == 0
-    assert learn.main(["--taught", second, "--portfolios", first, "--plays", second, "--seeds", "3", "--out", out]) == 0
-    labelled, _ = planner.lessons(learn.read_all([Path(first), Path(second)]))
-    assert set(labelled.draw.tolist()) == {portfolio.FIRST_DRAW + number for number in range(6, 9)}
-    assert {NONE, "sibling 0"} <= set(labelled.controllers)
-    assert LearnedController.load(Path(out) / "3.safetensors").name
-    with pytest.raises(SystemExit):
-        portfolio.main([*of, "--out", first])
-
-
-def test_one_number_cannot_be_a_problem_of_two_families(tmp_path: Path) -> None:
-    for family in ("mixed", "varied"):
-        append(tmp_path / family, join(portfolio_of(gain_of, 2)), growth_schema(), {"command": "test", "task": family})
-    folders = [str(tmp_path / family) for family in ("mixed", "varied")]
-    with pytest.raises(SystemExit, match=r"problem 0 of varied in .* is one of mixed, too"):
-        learn.read_all([Path(folder) for folder in folders])
-
-
 def test_the_teacher_says_so_if_there_are_too_few_problems() -> None:
     with pytest.raises(SystemExit, match="too few dense problems"):
         planner.lessons(join(portfolio_of(gain_of, 1)))
-
-
-@pytest.mark.parametrize("measured", ["gain", "promise"])
-@pytest.mark.parametrize("may", [BOTH, (Op.PRUNE,)], ids=["permanent or not", "not yet"])
-@pytest.mark.parametrize(
-    ("points", "size", "helps"),
-    [
-        (0.6, 0.0, True),
-        (0.4, 0.0, False),
-        (-1.0, 0.0, False),
-        (None, 0.0, False),
-        (2.6, 0.4, True),
-        (2.4, 0.4, False),
-        (8.0, 1.6, False),
-        (9.0, 1.6, True),
-    ],
-)
-def test_nothing_is_removed_whatever_the_first_teacher_said_and_what_earns_its_rent_becomes_permanent(
-    points: float | None, size: float, helps: bool, may: tuple[Op, ...], measured: str
-) -> None:
-    shown: Any = {measured: points, "size": size}
-    taught = episode(State(20, (Seed("norm", 1, may=may, **shown),)), State(19))
-    said = ("fossilize", 1) if helps and Op.FOSSILIZE in may else "wait"
-    label = taught.label.clone()
-    label[0, 0] = seen.action(Op.PRUNE, 1)
-    changed = learn.without_removals(replace(taught, label=label))
-    check(changed, growth_schema())
-    assert told(changed.label[0, 0]) == said
-    assert told(label[0, 0]) == ("prune", 1)  # the recording stays as it was
-
-
-# -- learning to lose little -------------------------------------------------------------------------------------------
-
-
-def promised(plant: dict[tuple[str, int], float], wait: float) -> Promises:
-    table = torch.full((1, 1, SLOTS, len(blueprint_names())), torch.nan)
-    for (blueprint, slot), points in plant.items():
-        table[0, 0, slot, number(blueprint)] = points
-    return Promises(table, torch.tensor([[wait]]))
-
-
-def policy_of(growing: float, slots: Sequence[float], blueprints: dict[str, float]) -> FactoredPolicy:
-    """With these probabilities of planting, of slots, and of blueprints in each of them."""
-    one = episode(State(20))
-    op = torch.full((1, 1, len(Op)), 1e-12)
-    op[..., Op.GERMINATE], op[..., Op.WAIT] = growing, 1.0 - growing
-    chosen = torch.full((1, 1, SLOTS, len(blueprint_names())), 1e-12)
-    for name, probability in blueprints.items():
-        chosen[..., number(name)] = probability
-    slot = torch.tensor(slots).expand(1, 1, len(Op), SLOTS)
-    blend = torch.full((1, 1, SLOTS, len(BLENDS)), 1 / len(BLENDS))
-    logs = [x.log() for x in (op, slot, chosen, blend)]
-    return FactoredPolicy(*logs, masks=one.masks, uses=GROWTH_ACTIONS.table())
-
-
-def test_regret_is_what_is_promised_less_than_by_the_best_choice() -> None:
-    promises = promised({GOOD: 3.0, BETTER: 8.0, ("norm", 0): -40.0}, wait=1.0)
-    policy = policy_of(0.5, [0.5, 0.5, 1e-12], {"norm": 0.25, "mlp": 0.75})
-    # Half of the time it waits and loses 7. Of the rest: mlp@0 loses nothing, norm@1 five points, norm@0 the most that
-    # counts, and mlp@1, which no plan has, 8 - STRANGE.
-    quarter = 0.5 * 0.5
-    expected = 0.5 * 7.0 + quarter * (0.75 * 0.0 + 0.25 * learn.MOST) + quarter * (0.25 * 5.0 + 0.75 * 11.0)
-    assert learn.expected_regret(policy, promises).item() == pytest.approx(expected, abs=1e-4)
-    assert learn.greedy_regret(policy_of(0.4, [1.0, 1e-12, 1e-12], {"mlp": 1.0}), promises).item() == 7.0
-    assert learn.greedy_regret(policy_of(0.6, [1.0, 1e-12, 1e-12], {"mlp": 1.0}), promises).item() == 0.0
-    assert learn.greedy_regret(policy_of(0.6, [1e-12, 1.0, 1e-12], {"norm": 1.0}), promises).item() == 5.0
-    best_is_to_wait = promised({GOOD: -3.0}, wait=0.5)
-    assert learn.greedy_regret(policy_of(0.4, [1e-12, 1.0, 1e-12], {"norm": 1.0}), best_is_to_wait).item() == 0.0
-    assert learn.greedy_regret(policy_of(0.6, [1e-12, 1.0, 1e-12], {"norm": 1.0}), best_is_to_wait).item() == 3.5
-
-
-def test_where_nothing_is_to_be_decided_regret_leaves_no_trace_in_the_gradient() -> None:
-    plays = join(portfolio_of(gain_of, 20))
-    learner = learn.Learner(plays, seed=0)
-    nothing = learner.lessons(Promises.none_for(plays))
-    assert not nothing.decided.any()
-    (some,) = list(nothing.shuffled(len(plays), torch.Generator().manual_seed(0)))
-    loss = learner.loss(some)
-    loss.backward()
-    gradients = [p.grad for p in learner.network.parameters() if p.grad is not None]
-    assert all(bool(gradient.isfinite().all()) for gradient in gradients)
-    assert loss.item() == pytest.approx(sum(imitation_losses(learner.network, some.rows)).item(), rel=1e-5)
-
-
-def test_a_policy_learns_to_plant_where_it_pays_and_to_wait_where_it_does_not(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """The labels teach nothing here: all of them say to wait. What is promised must be enough."""
-    monkeypatch.setattr(learn, "IMITATED", 0.0)
-    told_plays, promises = planner.lessons(join(portfolio_of(gain_of)))
-    taught = replace(told_plays, label=torch.zeros_like(told_plays.label))
-    learner, regret = learn.learn(taught.select(torch.arange(3)), taught, promises, seed=0)
-    assert regret < 0.5
-    always_waiting = learn.losses(promises)[1][~promises.wait.isnan()].mean().item()
-    assert always_waiting > 3.0
-    assert "epoch 8 of 8" in capsys.readouterr().out
-    assert learner.network.training
