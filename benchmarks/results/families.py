@@ -25,7 +25,8 @@ from esper.tasks.mixed import TEST, VAL
 from esper.tasks.registry import Task, load_task
 from esper.tasks.token_host import TokenHost
 
-STAGES = 5
+STAGES, MANY_STAGES = 5, 8
+"""Of deep hosts. Training meets series of up to four stages and vectors of up to six (those of `mixed` up to four)."""
 
 
 class Reseeded:
@@ -71,17 +72,18 @@ class DeepSeries:
 
 
 class DeepVectors:
-    """The boards and directions of `mixed` for dense hosts of five stages, narrow at one of them."""
+    """The boards and directions of `mixed` for dense hosts of many stages, narrow at one of them."""
 
-    name = "deep vectors"
-    slots = STAGES
     horizon = 22
+
+    def __init__(self, name: str, stages: int) -> None:
+        self.name, self.slots = name, stages
 
     def draw(self, number: int, *, held_out: bool = False) -> Draw:
         rng = draw_rng(self.name, number, held_out)
         need = ("channel", "channel", "scale", "nothing")[number % 4]
-        place = int(rng.integers(STAGES))
-        widths = [int(width) for width in rng.integers(16, 23, STAGES)]
+        place = int(rng.integers(self.slots))
+        widths = [int(width) for width in rng.integers(16, 23, self.slots)]
         widths[place] = 12
         features = 8 if need == "scale" else 12
         basis = 2.0 * needs.orthogonal_rows(rng, 2, features)
@@ -96,11 +98,11 @@ class DeepVectors:
             features=features,
             widths=widths,
             classes=needs.CLASSES,
-            bends=[need != "channel"] * STAGES,
-            attends=[False] * STAGES,
-            pools=[1] * STAGES,
+            bends=[need != "channel"] * self.slots,
+            attends=[False] * self.slots,
+            pools=[1] * self.slots,
         )
-        task = _generated(self.name, host, inputs, rng, learning_rate=5e-3 if need == "scale" else 1e-2)
+        task = _generated(self, host, inputs, rng, learning_rate=5e-3 if need == "scale" else 1e-2)
         facts: dict[str, Fact] = {"kind": need, "widths": _dashed(widths), "place": place}
         shape = SlotShape("dense", widths[place])
         least = {"channel": ("mlp_small", shape), "scale": ("norm", shape), "nothing": None}[need]
@@ -108,7 +110,7 @@ class DeepVectors:
 
 
 def _generated(
-    name: str,
+    family: DeepVectors,
     host: Callable[[], nn.Module],
     inputs: Callable[..., needs.Inputs],
     rng: np.random.Generator,
@@ -120,11 +122,11 @@ def _generated(
         labels = rng.permutation(np.arange(count, dtype=np.int64) % needs.CLASSES)
         splits.append(Split(torch.from_numpy(inputs(labels, rng).astype(np.float32)), torch.from_numpy(labels)))
     return Task(
-        name=name,
+        name=family.name,
         description="generated",
         splits=Splits(*splits),
         make_host=host,
-        slots=tuple(f"stages.{i}" for i in range(STAGES)),
+        slots=tuple(f"stages.{i}" for i in range(family.slots)),
         labels=tuple(str(label) for label in range(needs.CLASSES)),
         batch_size=64,
         updates_per_epoch=60,
@@ -157,7 +159,8 @@ def _dashed(numbers: list[int]) -> str:
 
 def transfer_families(text_file: Path | None) -> dict[str, Family]:
     """Families that no controller was trained on, as far as their data are here: `digits` needs scikit-learn."""
-    found: dict[str, Family] = {"deep series": DeepSeries(), "deep vectors": DeepVectors()}
+    deep = (DeepSeries(), DeepVectors("deep vectors", STAGES), DeepVectors("very deep vectors", MANY_STAGES))
+    found: dict[str, Family] = {family.name: family for family in deep}
     if find_spec("sklearn") is not None:
         found["natural/digits"] = get_family("natural/digits")
         found["digits"] = TaskFamily("digits", horizon=20, max_seeds=2)

@@ -16,7 +16,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from esper.training.statistics import Estimate
 from results.claims import claims
 from results.cost import break_even, number_of
-from results.families import DeepSeries, DeepVectors, Reseeded
+from results.families import Reseeded, transfer_families
 from results.figures import expected_best, harm, lines, search, share_kept, shortfall, versus
 from results.kept import compact, read, write
 from results.render import render, repeatable
@@ -196,14 +196,19 @@ def test_reseeding_changes_the_seed_and_nothing_else() -> None:
     assert (second.horizon, second.budget) == (original.horizon, original.budget)
 
 
-@pytest.mark.parametrize("family", [DeepSeries(), DeepVectors()], ids=lambda family: family.name)
-def test_deep_families_repeat_themselves_and_leave_room(family: DeepSeries | DeepVectors) -> None:
+@pytest.mark.parametrize(
+    ("name", "stages"),
+    [("deep series", 5), ("deep vectors", 5), ("very deep vectors", 8)],
+    ids=lambda value: str(value),
+)
+def test_deep_families_repeat_themselves_and_leave_room(name: str, stages: int) -> None:
+    family = transfer_families(None)[name]
     for number in range(4):
         draw, again = family.draw(number, held_out=True), family.draw(number, held_out=True)
         assert draw.facts == again.facts
         assert draw.seed == again.seed
         assert draw.seed % 2 == 1
-        assert len(draw.task.slots) == 5
+        assert len(draw.task.slots) == stages
         assert draw.budget is not None
         assert draw.task.make_host()(draw.task.splits.val.x[:2]).isfinite().all()
         assert family.draw(number).seed != draw.seed
