@@ -13,14 +13,13 @@ kept, goes by them.
 from __future__ import annotations
 
 import argparse
-import shlex
-import sys
 from collections.abc import Sequence
 from copy import deepcopy
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from learn import IMITATED, KEPT_APART, WEIGHT, Lessons, expected_regret, greedy_regret, read_all, say
+from learn import WEIGHT, Lessons, expected_regret, greedy_regret, keep_policy, kept_apart, read_all, say
 from planner import Promises, lessons
 from rounds import chosen_options
 from torch import Tensor
@@ -29,18 +28,19 @@ from esper.agent.checkpoints import load_checkpoint
 from esper.agent.controller import LearnedController
 from esper.agent.normalisers import ValueNormaliser
 from esper.agent.policy_check import check_policy, tensors_under
-from esper.agent.warm_start import save_policy
-from esper.growth.blueprints import blueprint_names
 from esper.offline.cloning import CloneConfig
 from esper.offline.episodes import Episodes, growth_schema, join
-from esper.offline.fitting import VALUE_COEFFICIENT, Pace, fit, mean_where
+from esper.offline.fitting import Pace, fit, losses_of, mean_where
 from esper.offline.recording import read
 from esper.offline.rows import DISCOUNT, Units, prepare
+from esper.policy.network import NetworkOutput
 from esper.training.catalogue import policy_file
 
 EPOCHS = 4
 LEARNING_RATE = 5e-4
 """A quarter of what a new policy learns at: it is to change where it must, not to begin again."""
+LABEL = 0.1
+"""Of a nat of surprise at what the teacher plants, beside points of regret."""
 FAITH = 1.0
 """Of a nat by which an episode's decisions differ from what they were, beside points of regret."""
 KEPT_TIMES = 5
@@ -55,7 +55,7 @@ class Extended:
         checkpoint = load_checkpoint(path)
         check_policy(path, checkpoint, values=True)
         if before.normaliser is None:
-            raise SystemExit(f"{path} does not normalise observations: it is no policy that learn.py made")
+            raise ValueError(f"{path} does not normalise observations: it is no policy that learn.py made")
         values = ValueNormaliser()
         values.moments.load(tensors_under("values/", checkpoint.tensors))
         self.before = before.network.requires_grad_(False)
@@ -64,43 +64,65 @@ class Extended:
 
     def lessons(self, episodes: Episodes, promises: Promises) -> Lessons:
         """`promises` are of the last episodes; about the others nothing is promised."""
-        rows = prepare(episodes, self.units, DISCOUNT, action="label")
-        return Lessons(rows, promises.after(episodes))
+        return Lessons(prepare(episodes, self.units, DISCOUNT, action="label"), promises.after(episodes))
 
-    def loss(self, lessons: Lessons) -> Tensor:
-        rows, decided = lessons.rows, lessons.decided
-        state = self.network.initial_state(len(rows))
-        out = self.network(rows.observation, rows.masks, state)
+    def output(self, part: Lessons) -> NetworkOutput:
+        rows = part.rows
+        found: NetworkOutput = self.network(rows.observation, rows.masks, self.network.initial_state(len(rows)))
+        return found
+
+    def drift(self, part: Lessons, now: NetworkOutput) -> Tensor:
+        """Nats by which decisions differ from what they were, [E, T]; padding may hold anything."""
+        rows = part.rows
         with torch.no_grad():
-            was = self.before(rows.observation, rows.masks, state).policy
+            was = self.before(rows.observation, rows.masks, self.before.initial_state(len(rows))).policy
+        return now.policy.kl_from(was).sum(-1)
+
+    def loss(self, part: Lessons) -> Tensor:
+        rows, out = part.rows, self.output(part)
         surprise = -out.policy.log_prob(rows.action).sum(-1)
-        learnt = WEIGHT * expected_regret(out.policy, lessons.promises) + IMITATED * surprise
-        kept = FAITH * out.policy.kl_from(was).sum(-1)
-        decisions = torch.where(decided, learnt, kept) * rows.valid
-        error = torch.nn.functional.huber_loss(out.value, rows.value, reduction="none")
-        loss: Tensor = decisions.sum() / len(rows) + VALUE_COEFFICIENT * mean_where(error, rows.valid)
-        return loss
+        learnt = WEIGHT * expected_regret(out.policy, part.promises) + LABEL * surprise
+        decisions = torch.where(part.decided, learnt, FAITH * self.drift(part, out))
+        _, values = losses_of(out, rows)
+        return per_episode(decisions, part) + values
 
-    def regret(self, lessons: Lessons) -> Tensor:
+    def regret(self, part: Lessons) -> Tensor:
         """Points that it gives away in a decision, if it does what it finds most probable."""
-        rows = lessons.rows
-        policy = self.network(rows.observation, rows.masks, self.network.initial_state(len(rows))).policy
-        return mean_where(greedy_regret(policy, lessons.promises), lessons.decided)
+        return mean_where(greedy_regret(self.output(part).policy, part.promises), part.decided)
 
 
-def extend(path: Path, kept: Episodes, told: Episodes, promises: Promises, seed: int) -> tuple[Extended, float, float]:
-    """The policy, and the points that it gave away in a decision on problems that were kept apart, before and after."""
-    apart = told.draw % KEPT_APART == 0
-    known, asked = (~apart).nonzero().flatten(), apart.nonzero().flatten()
-    policy = Extended(path)
+def per_episode(steps: Tensor, part: Lessons) -> Tensor:
+    """The sum over an episode, on average."""
+    return torch.where(part.rows.valid, steps, torch.zeros_like(steps)).sum() / len(part)
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What came of it."""
+
+    before: float
+    after: float
+    """Points given away in a decision, on problems kept apart. The epoch was chosen by it, so it flatters a little."""
+    drift: float
+    """Nats by which an episode's decisions differ from what they were, on the recordings to be kept."""
+
+    def __str__(self) -> str:
+        lost = f"{self.after:.2f} points given away in a decision, {self.before:.2f} before"
+        return f"{lost}; {self.drift:.2f} nats an episode from what it was"
+
+
+def extend(policy: Extended, kept: Episodes, told: Episodes, promises: Promises, seed: int) -> Report:
+    known, asked = kept_apart(told, promises)
     to_learn = policy.lessons(join([*[kept] * KEPT_TIMES, told.select(known)]), promises.select(known))
     judge = policy.lessons(told.select(asked), promises.select(asked))
-    with torch.no_grad():
-        before = float(policy.regret(judge))
+    to_keep = policy.lessons(kept, Promises.none_for(kept))
     pace = Pace(EPOCHS, CloneConfig().episodes, LEARNING_RATE, seed)
+    with torch.no_grad():
+        before = policy.regret(judge)
     fit("policy", policy.network, to_learn, policy.loss, lambda: policy.regret(judge), pace, say)
     with torch.no_grad():
-        return policy, before, float(policy.regret(judge))
+        after, drift = policy.regret(judge), policy.drift(to_keep, policy.output(to_keep))
+        return Report(float(before), float(after), float(per_episode(drift, to_keep)))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -112,17 +134,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="a policy for each")
     parser.add_argument("--out", type=Path, required=True)
     chosen = chosen_options(parser, arguments)
-    start = policy_file(chosen.policy)
-    told, promises = lessons(read_all([*chosen.portfolios, *chosen.plays]))
-    kept = join([read(folder, growth_schema()).episodes for folder in chosen.kept])
+    try:  # everything is opened before the forecasts, which take minutes
+        start = policy_file(chosen.policy)
+        Extended(start)
+        kept = join([read(folder, growth_schema()).episodes for folder in chosen.kept])
+        played = read_all([*chosen.portfolios, *chosen.plays])
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
+    told, promises = lessons(played)
     for seed in chosen.seeds:
-        policy, before, after = extend(start, kept, told, promises, seed)
-        facts = {"command": shlex.join(["python", *sys.argv]), "seed": seed, "regret": after}
-        path = chosen.out / f"{seed}.safetensors"
-        units = policy.units
-        data = {**facts, "blueprints": list(blueprint_names())}
-        save_policy(path, policy.network, units.observations, units.values, data)
-        print(f"{path}: {after:.2f} points given away in a decision, {before:.2f} before", flush=True)
+        policy = Extended(start)
+        report = extend(policy, kept, told, promises, seed)
+        path = keep_policy(chosen.out, seed, policy.network, policy.units, str(report))
+        print(f"{path}: {report}", flush=True)
     return 0
 
 

@@ -3,7 +3,8 @@
     python benchmarks/recipe/judge.py small policies/0.safetensors --families mixed varied disguised --problems 48
 
 Mean scores in points (accuracy minus rent), and what each player has more than the first, with 95 % intervals. Players
-are names, files, or plans of `portfolio.py` (`plan:norm@*`).
+are names, files, or plans of `portfolio.py` (`plan:norm@*`). All data of these draws are for choosing, their test sets
+too: in generated families nothing of them comes back in a held-out draw. In `natural/…` it does; do not choose by it.
 """
 
 from __future__ import annotations
@@ -17,11 +18,13 @@ import torch
 from portfolio import plan
 
 from esper.policy.controller import Controller
-from esper.tasks.family import Family
+from esper.tasks.family import Family, get_family
+from esper.training.catalogue import make_controller
 from esper.training.evaluation import EpisodeResult, Job, Results, jobs_for, run_jobs
 from esper.training.statistics import Estimate, bootstrap, paired
 
 FIRST_DRAW = 9_000_000
+"""`esper train` and `esper record` would come to these draws with `--seed 9`."""
 PLAN = "plan:"
 
 
@@ -72,6 +75,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, help="stop a family after so long, with what all have played by then")
     parser.add_argument("--workers", type=int, default=2)
     chosen = parser.parse_args(arguments)
+    if min(chosen.problems, chosen.workers) < 1:
+        parser.error("--problems and --workers must be at least 1")
+    if len(set(chosen.players)) < len(chosen.players):
+        parser.error("a player is named twice")
+    try:  # told now, not after an hour
+        for family in chosen.families:
+            get_family(family).draw(FIRST_DRAW)
+        for text in chosen.players:
+            who = player(text)
+            if isinstance(who, str):
+                make_controller(who)
+    except (ValueError, OSError) as error:
+        parser.error(str(error))
     torch.set_num_threads(1)
     for family in chosen.families:
         found = judged(family, chosen.players, chosen.problems, chosen.workers, chosen.seconds)

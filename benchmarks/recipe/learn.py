@@ -32,9 +32,9 @@ from esper.offline.cloning import CloneConfig, balanced, class_weights, counted
 from esper.offline.episodes import Episodes, growth_schema, join
 from esper.offline.fitting import Pace, fit, losses_of, mean_where, new_network
 from esper.offline.recording import read
-from esper.offline.rows import DISCOUNT, Rows, prepare, units_of
+from esper.offline.rows import DISCOUNT, Rows, Units, prepare, units_of
 from esper.policy.distribution import OP, SLOT, FactoredPolicy
-from esper.policy.network import NetworkOutput
+from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput
 
 TAUGHT_TIMES = 3
 """How often the taught recordings count: there are fewer of them, and what is not repeated is forgotten."""
@@ -99,8 +99,7 @@ def greedy_regret(policy: FactoredPolicy, promises: Promises) -> Tensor:
 
 def learn(taught: Episodes, told: Episodes, promises: Promises, seed: int) -> tuple[Learner, float]:
     """A policy, and the points that it gives away in a decision on problems that were kept apart."""
-    apart = told.draw % KEPT_APART == 0
-    known, asked = (~apart).nonzero().flatten(), apart.nonzero().flatten()
+    known, asked = kept_apart(told, promises)
     learner = Learner(join([*[taught] * TAUGHT_TIMES, told.select(known)]), seed)
     to_learn = learner.lessons(promises.select(known))
     judge = Lessons(prepare(told.select(asked), learner.units, DISCOUNT, action="label"), promises.select(asked))
@@ -112,6 +111,14 @@ def learn(taught: Episodes, told: Episodes, promises: Promises, seed: int) -> tu
     fit("policy", learner.network, to_learn, learner.loss, regret, pace, say)
     with torch.no_grad():
         return learner, float(regret())
+
+
+def kept_apart(told: Episodes, promises: Promises) -> tuple[Tensor, Tensor]:
+    """The rows to learn from, and those of the problems to judge by."""
+    apart = told.draw % KEPT_APART == 0
+    if apart.all() or not (~promises.wait[apart].isnan()).any():
+        raise SystemExit("too few problems to learn from some and judge by others: play more with portfolio.py")
+    return (~apart).nonzero().flatten(), apart.nonzero().flatten()
 
 
 class Learner:
@@ -137,8 +144,9 @@ class Learner:
 
     def loss(self, lessons: Lessons) -> Tensor:
         out = self.output(lessons.rows)
-        regret = expected_regret(out.policy, lessons.promises) * lessons.decided
-        return sum(losses_of(out, lessons.rows)) + WEIGHT * regret.sum() / len(lessons)
+        regret = expected_regret(out.policy, lessons.promises)
+        lost = torch.where(lessons.decided, regret, torch.zeros_like(regret)).sum() / len(lessons)
+        return sum(losses_of(out, lessons.rows)) + WEIGHT * lost
 
 
 def say(what: str, done: int, of: int, regret: float) -> None:
@@ -157,12 +165,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     taught = without_removals(read(chosen.taught, growth_schema()).episodes)
     for seed in chosen.seeds:
         learner, regret = learn(taught, told, promises, seed)
-        facts = {"command": shlex.join(["python", *sys.argv]), "seed": seed, "regret": regret}
-        data = {**facts, "blueprints": list(blueprint_names())}
-        path = chosen.out / f"{seed}.safetensors"
-        save_policy(path, learner.network, learner.units.observations, learner.units.values, data)
-        print(f"{path}: {regret:.2f} points given away in a decision", flush=True)
+        said = f"{regret:.2f} points given away in a decision"
+        print(f"{keep_policy(chosen.out, seed, learner.network, learner.units, said)}: {said}", flush=True)
     return 0
+
+
+def keep_policy(folder: Path, seed: int, network: FactoredRecurrentActorCritic, units: Units, said: str) -> Path:
+    """Write the policy of a seed, with what made it and what was said of it."""
+    facts = {"command": shlex.join(["python", *sys.argv]), "seed": seed, "judged": said}
+    path = folder / f"{seed}.safetensors"
+    save_policy(path, network, units.observations, units.values, {**facts, "blueprints": list(blueprint_names())})
+    return path
 
 
 def without_removals(taught: Episodes) -> Episodes:
@@ -177,14 +190,20 @@ def without_removals(taught: Episodes) -> Episodes:
 
 
 def read_all(folders: Sequence[Path]) -> Episodes:
-    """All together. A number is one problem, so no two families may share it."""
+    """All together. A number is one problem: no two families may share it, nor two versions of a family."""
     recordings = [read(folder, growth_schema()) for folder in folders]
     family_of: dict[int, str | None] = {}
     for folder, recording in zip(folders, recordings, strict=True):
         for number in recording.episodes.draw.tolist():
             if family_of.setdefault(number, recording.task) != recording.task:
                 raise SystemExit(f"problem {number} of {recording.task} in {folder} is one of {family_of[number]}, too")
-    return join([recording.episodes for recording in recordings])
+    found = join([recording.episodes for recording in recordings])
+    first_of: dict[int, int] = {}
+    for row, number in enumerate(found.draw.tolist()):
+        costs = found.observation.costs[[first_of.setdefault(number, row), row], 0]
+        if not torch.allclose(costs[0], costs[1]):  # of every seed in every slot: another host has others
+            raise SystemExit(f"problem {number} was recorded with two hosts: its family has changed in between")
+    return found
 
 
 if __name__ == "__main__":

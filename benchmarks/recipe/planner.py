@@ -45,8 +45,9 @@ class Promises:
         """The same of the last of these episodes; about the others nothing is promised."""
         found = Promises.none_for(episodes)
         (*_, slots, _), (count, steps) = self.plant.shape, self.wait.shape
-        found.plant[-count:, :steps, :slots] = self.plant
-        found.wait[-count:, :steps] = self.wait
+        first = len(found.wait) - count
+        found.plant[first:, :steps, :slots] = self.plant
+        found.wait[first:, :steps] = self.wait
         return found
 
     @staticmethod

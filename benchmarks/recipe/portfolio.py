@@ -22,6 +22,7 @@ from improve import FIRST_DRAW
 from playing import play_all
 from rounds import chosen_options
 
+from esper.growth.blueprints import blueprint_names
 from esper.offline.episodes import Episodes, growth_schema
 from esper.offline.recorder import Play, play
 from esper.offline.recording import append
@@ -87,7 +88,9 @@ def plan(text: str) -> Controller:
         return NoGrowth()
     plantings = []
     for part in text.split("+"):
-        blueprint, slot = part.split("@")
+        blueprint, _, slot = part.partition("@")
+        if blueprint not in blueprint_names() or not (slot.isdigit() or slot == "*"):
+            raise ValueError(f"{part!r} in the plan {text!r} is no seed at a slot, such as norm@0 or norm@*")
         plantings.append(Planting(FIRST_EPOCH, int(slot) if slot.isdigit() else slot, dict.fromkeys(PLANS, blueprint)))
     return FixedSchedule(text, plantings)
 

@@ -79,7 +79,7 @@ def _beats_static(mixed: Content | None) -> list[Claim]:
         growing = [rival for rival in rivals(mixed) if rival not in ("none", "random")]
         rule, least = min(((rival, shortfall(mixed, rival)) for rival in growing), key=lambda one: one[1].value)
         signed = " against ".join(in_points(estimate(mixed, label, "regret")) for label in (LEARNED, rule))
-        evidence = f"{own.value:.2f} points against {least.value:.2f} of *{rule}*; with what is below 0: {signed}"
+        evidence = f"{own.value:.3f} points against {least.value:.3f} of *{rule}*; with what is below 0: {signed}"
         found = [Claim(regret_text, own.value <= SHARE_OF_REGRET * least.value, evidence)]
     for label in mixed["controls"]:
         if label.startswith(f"{LEARNED}: from scratch"):

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from esper.agent.shipped import DEFAULT_CONTROLLER
 from results.claims import HARM_LIMIT, Claim, claims
 from results.cost import cost_section
 from results.figures import (
@@ -25,28 +26,59 @@ from results.figures import (
     shortfall,
     versus,
 )
-from results.kept import LEARNED, ROOT, SCHEDULE, TUNED, read
+from results.kept import FOLDER, LEARNED, ROOT, SCHEDULE, TUNED, read
 from results.pictures import draw_harm, draw_kinds, draw_scores
 from results.wording import in_points, plain, share, share_with_interval, signed, table, with_interval
 
 PARTS = ("mixed", "mixed_quick", "harm", "transfer", "cifar")
 DOCS = ROOT / "docs"
-PROVENANCE = ROOT / "src" / "esper" / "agent" / "shipped" / "small.json"
+SHIPPED = ROOT / "src" / "esper" / "agent" / "shipped"
+PROVENANCE = SHIPPED / f"{DEFAULT_CONTROLLER}.json"
 LOOKED_AT = ("deep series", "deep vectors", "very deep vectors")
 """Families of the transfer part that had a say, or a sibling of which had, in how the controller is trained now."""
+
+MET = "the controller met two to four."
+MET_BY_DENSE = (
+    "the controller met three and four with data like those of the vectors, and up to six with others. These were "
+    "added to `varied` after plays on other draws of *deep vectors* had shown that depth was what `small` lacked, and "
+    "*very deep vectors* was added then, so that some hosts are still deeper than any that it met."
+)
+"""How deep hosts were that `small` and `small-dense` learnt from."""
 
 
 def render(folder: Path, docs: Path = DOCS, provenance: Path = PROVENANCE) -> Path:
     """Write the page and its pictures from what is in the folder; parts that were not run are said to be missing."""
+    parts, made = _checked(folder, provenance)
+    (docs / "images").mkdir(parents=True, exist_ok=True)
+    page = docs / "results.md"
+    page.write_text(page_text(parts, made, docs), "utf-8")
+    return page
+
+
+def render_other(controller: str, folder: Path = FOLDER, docs: Path = DOCS, shipped: Path = SHIPPED) -> Path:
+    """A shorter page, without pictures, about a controller that nobody gets unless it is named."""
+    parts, made = _checked(folder / controller, shipped / f"{controller}.json")
+    mixed, transfer, cifar = (parts[name] for name in ("mixed", "transfer", "cifar"))
+    elsewhere = _missing("transfer") if transfer is None else transfer_section(transfer, mixed, MET_BY_DENSE)
+    sections = [
+        [f"# Results of `{controller}`", "", f"It is {made['summary']}.", "", *commands(parts, controller)],
+        ["## What it shows", "", *verdict(claims(parts))],
+        ["## Transfer", "", *elsewhere],
+        ["## CIFAR-10", "", *(_missing("cifar") if cifar is None else cifar_section(cifar))],
+    ]
+    page = docs / f"results_{controller}.md"
+    page.write_text("\n\n".join("\n".join(section) for section in sections) + "\n", "utf-8")
+    return page
+
+
+def _checked(folder: Path, provenance: Path) -> tuple[dict[str, Content | None], dict[str, Any]]:
+    """The parts in a folder, and what is stated about the controller; they must be about the same policy."""
     parts = {name: read(folder / f"{name}.json") for name in PARTS}
     made: dict[str, Any] = json.loads(provenance.read_text("utf-8")) if provenance.exists() else {}
     for name, part in parts.items():
         if part is not None and (others := _policies(part) - {made.get("sha256")}):
             raise SystemExit(f"{name}.json is about another policy ({others.pop()[:12]}…) than ships: run it again")
-    (docs / "images").mkdir(parents=True, exist_ok=True)
-    page = docs / "results.md"
-    page.write_text(page_text(parts, made, docs), "utf-8")
-    return page
+    return parts, made
 
 
 def _policies(part: Content) -> set[str]:
@@ -77,14 +109,14 @@ def _missing(part: str) -> list[str]:
 # -- the top of the page -----------------------------------------------------------------------------------------------
 
 
-def commands(parts: Mapping[str, Content | None]) -> list[str]:
+def commands(parts: Mapping[str, Content | None], controller: str = DEFAULT_CONTROLLER) -> list[str]:
     """What was run, as anyone can run it."""
     ran: list[str] = []
     for part in parts.values():
         if part is not None:
             made = [part, *part.get("families", {}).values()]
             made += [one for host in part.get("hosts", {}).values() for one in host["made"].values()]
-            ran += [repeatable(one["command"]) for one in made if "command" in one]
+            ran += [repeatable(one["command"], controller) for one in made if "command" in one]
     return [
         "Written by `python benchmarks/results/run.py render` from the numbers in `docs/results`; do not edit. "
         "They come from:",
@@ -102,11 +134,11 @@ def commands(parts: Mapping[str, Content | None]) -> list[str]:
     ]
 
 
-def repeatable(command: str) -> str:
-    """Without what only the machine had on which it ran: its folders, and names of policies that were given up."""
+def repeatable(command: str, controller: str = DEFAULT_CONTROLLER) -> str:
+    """Without what only the machine had on which it ran: its folders, and what policies were called there."""
     command = re.sub(r" --out \S+", "", command)
     command = re.sub(r"--data-dir \S+", "--data-dir DIR", command)
-    return command.replace("--controller SISTER", "--controller small")
+    return re.sub(r"--controller \S+", f"--controller {controller}", command)
 
 
 def verdict(found: list[Claim]) -> list[str]:
@@ -219,7 +251,7 @@ def harm_section(content: Content, docs: Path) -> list[str]:
     ]
 
 
-def transfer_section(content: Content, mixed: Content | None) -> list[str]:
+def transfer_section(content: Content, mixed: Content | None, met: str = MET) -> list[str]:
     families: dict[str, Content] = content["families"]
     labels = list(dict.fromkeys(label for family in families.values() for label in family["episodes"]))
     head = ["family", "draws", *(f"{label}: score (accuracy)" for label in labels)]
@@ -240,8 +272,8 @@ def transfer_section(content: Content, mixed: Content | None) -> list[str]:
         differences.append(row)
     return [
         "The same frozen controllers on families on whose problems none of them was trained, tuned or chosen. "
-        "*deep series* has hosts of five stages and slots, where the controller met two to four. *deep vectors* has "
-        "five and *very deep vectors* eight; it met two to four with data like theirs, and two to six with others. "
+        "*deep series* and *deep vectors* have hosts of five stages and slots, *very deep vectors* of eight; "
+        f"{met} "
         "*natural/digits* (hosts with a fault) and *digits* are real data, *stories* is the next character of "
         "generated text. How strange they are differs: the families `disguised` and `varied`, on which the "
         "controller was trained, were made after an earlier controller had failed on *deep series* and *stories*, and "
@@ -251,12 +283,10 @@ def transfer_section(content: Content, mixed: Content | None) -> list[str]:
         "widened once more, with points that a linear host cannot tell apart, when fixed plans on other draws of *deep "
         "series* and *deep vectors* had shown what could be gained there; then hosts of `disguised` got different "
         "learning rates, and vectors more plans, when plays on other draws of *deep vectors* had shown what works "
-        "there; then the vectors of `varied` got hosts of five and six stages for the same reason, and *very deep "
-        "vectors* was added here, so that some hosts are still deeper than any that it met; and that the controller "
-        "removes nothing was first thought of when an earlier one had given up what helped, on the very draws of *deep "
-        "series* below ([experiments](experiments.md)). Nothing like CIFAR-10 was among them. The draws of a "
-        "family differ by random seeds, few hosts and fewer data sets: intervals speak of these, and another "
-        "problem of the kind may differ by more.",
+        "there; and that the controller removes nothing was first thought of when an earlier one had given up what "
+        "helped, on the very draws of *deep series* below ([experiments](experiments.md)). Nothing like CIFAR-10 was "
+        "among them. The draws of a family differ by random seeds, few hosts and fewer data sets: intervals speak of "
+        "these, and another problem of the kind may differ by more.",
         "",
         *table(head, body),
         "",
@@ -283,10 +313,11 @@ def _pooled(families: dict[str, Content], home: Any) -> list[str]:
     if kept is None:
         return ["", "On `mixed` there is no gain over the fixed schedule to keep."]
     text = f"Of the gain over the fixed schedule, {share_with_interval(kept)} is kept, each family counting as much."
-    rest = [gains(family, SCHEDULE) for name, family in families.items() if name not in LOOKED_AT]
+    looked_at = [name for name in families if name in LOOKED_AT]
+    rest = [gains(family, SCHEDULE) for name, family in families.items() if name not in looked_at]
     unseen = share_kept(rest, home) if rest else None
     if unseen is not None and len(rest) < len(families):
-        text += f" On those that had no say in the controller's last changes (all but {', '.join(LOOKED_AT)}) it is "
+        text += f" On those that had no say in the controller's last changes (all but {', '.join(looked_at)}) it is "
         text += f"{share_with_interval(unseen)}."
     return ["", text]
 

@@ -21,6 +21,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from esper.agent.shipped import DEFAULT_CONTROLLER, shipped_names
 from esper.tasks.mixed import KINDS
 from esper.training.catalogue import make_controller
 from results.cifar import Setting, run_cifar
@@ -44,14 +45,26 @@ def players(options: argparse.Namespace, *rules: str) -> dict[str, str]:
     return chosen
 
 
+def kept_at(controller: str) -> Path:
+    """The folder for results of a controller. Those of one that does not ship must not lie among those that do."""
+    if controller == DEFAULT_CONTROLLER:
+        return FOLDER
+    if controller not in shipped_names():
+        raise SystemExit(f"{controller} does not ship: say with --out where its results shall be kept")
+    return FOLDER / controller
+
+
 def main() -> None:
     options = arguments()
-    out = options.out or FOLDER / f"{options.part}{'_quick' if options.quick else ''}.json"
     if options.part == "render":
-        from results.render import render  # noqa: PLC0415  (needs matplotlib; the parts do not)
+        from results.render import render, render_other  # noqa: PLC0415  (needs matplotlib; the parts do not)
 
         print(render(FOLDER if options.out is None else options.out))
+        for name in shipped_names():
+            if options.out is None and (FOLDER / name).is_dir():
+                print(render_other(name))
         return
+    out = options.out or kept_at(options.controller) / f"{options.part}{'_quick' if options.quick else ''}.json"
     started = time.perf_counter()
     if options.part == "mixed":
         everyone = players(options, "none", "random", SCHEDULE, "heuristic")

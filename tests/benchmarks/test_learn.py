@@ -18,13 +18,16 @@ import torch
 from plays_by_hand import BETTER, BOTH, GOOD, SLOTS, Seed, State, episode, gain_of, kind_number, portfolio_of, told
 
 from esper.actions import BLENDS, Op
+from esper.agent.checkpoints import load_checkpoint
 from esper.agent.controller import LearnedController
 from esper.agent.shipped import shipped_path
 from esper.growth.blueprints import blueprint_names
-from esper.offline.episodes import check, growth_schema, join
-from esper.offline.fitting import imitation_losses
+from esper.offline.episodes import Episodes, check, growth_schema, join
+from esper.offline.fitting import imitation_losses, losses_of
 from esper.offline.recording import append
 from esper.policy.distribution import GROWTH_ACTIONS, FactoredPolicy
+from esper.policy.schedule import FixedSchedule
+from esper.training.evaluation import Job
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "recipe"))
 import extend
@@ -163,83 +166,182 @@ def test_a_policy_learns_to_plant_where_it_pays_and_to_wait_where_it_does_not(
 # -- more for a policy that exists -------------------------------------------------------------------------------------
 
 
-def taught_more(monkeypatch: pytest.MonkeyPatch, faith: float) -> tuple[extend.Extended, float, float]:
-    """The shipped policy after a portfolio of made-up problems, with half of these plays to be faithful to."""
-    monkeypatch.setattr(extend, "FAITH", faith)
-    monkeypatch.setattr(extend, "EPOCHS", 6)
-    told_plays, promises = planner.lessons(join(portfolio_of(gain_of)))
-    return extend.extend(shipped_path("small"), told_plays.select(torch.arange(40)), told_plays, promises, seed=0)
+@pytest.fixture(scope="module")
+def portfolio_lessons() -> tuple[Episodes, Promises]:
+    return planner.lessons(join(portfolio_of(gain_of)))
 
 
-def test_a_policy_that_exists_learns_what_portfolios_promise(monkeypatch: pytest.MonkeyPatch) -> None:
-    policy, before, after = taught_more(monkeypatch, faith=0.1)
-    assert before > 3.0
-    assert after < 0.5
-    assert policy.network.training
-    assert not any(p.requires_grad for p in policy.before.parameters())
+def other_plays() -> Episodes:
+    """Of hosts with less to see than those of the portfolio: shorter, so that padding is among the rows."""
+    return join(
+        [episode(*(State(20 - step, accuracy=55.0) for step in range(4)), number=number) for number in range(60)]
+    )
+
+
+def test_a_policy_that_exists_learns_what_portfolios_promise_and_keeps_the_rest(
+    portfolio_lessons: tuple[Episodes, Promises], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    faithful, free = (extend.Extended(shipped_path("small")) for _ in range(2))
+    first = {name: weights.clone() for name, weights in faithful.before.state_dict().items()}
+    report = extend.extend(faithful, other_plays(), *portfolio_lessons, seed=0)
+    assert report.before > 3.0
+    assert report.after < 1.0
+    monkeypatch.setattr(extend, "FAITH", 0.0)
+    without = extend.extend(free, other_plays(), *portfolio_lessons, seed=0)
+    assert report.drift < 0.5 * without.drift
+    assert all(torch.equal(weights, first[name]) for name, weights in faithful.before.state_dict().items())
     shipped = LearnedController.load(shipped_path("small"))
     assert shipped.normaliser is not None
     for name, tensor in shipped.normaliser.state().items():  # it goes on reading what it has always read
-        assert torch.equal(policy.units.observations.state()[name], tensor)
+        assert torch.equal(faithful.units.observations.state()[name], tensor)
 
 
-def test_faith_holds_a_policy_to_what_it_was() -> None:
-    """Before anything is learnt there is nothing to lose: the loss is that of the values alone."""
-    plays = join(portfolio_of(gain_of, 8))
+def test_faith_is_the_divergence_from_what_it_was_and_padding_is_no_part_of_it() -> None:
+    plays = join([*portfolio_of(gain_of, 4), other_plays()])  # of six and of four steps
     policy = extend.Extended(shipped_path("small"))
     nothing = policy.lessons(plays, Promises.none_for(plays))
-    rows = nothing.rows
-    out = policy.network(rows.observation, rows.masks, policy.network.initial_state(len(rows)))
-    error = torch.nn.functional.huber_loss(out.value, rows.value, reduction="none")
-    values = extend.VALUE_COEFFICIENT * extend.mean_where(error, rows.valid)
-    assert policy.loss(nothing).item() == pytest.approx(values.item(), rel=1e-5)
+    assert not nothing.rows.valid.all()
+    _, values = losses_of(policy.output(nothing), nothing.rows)
+    assert policy.loss(nothing).item() == pytest.approx(values.item(), rel=1e-5)  # nothing has changed yet
     with torch.no_grad():
         for weights in policy.network.parameters():
             weights.mul_(1.1)
-    out = policy.network(rows.observation, rows.masks, policy.network.initial_state(len(rows)))
-    was = policy.before(rows.observation, rows.masks, policy.network.initial_state(len(rows)))
-    error = torch.nn.functional.huber_loss(out.value, rows.value, reduction="none")
-    apart = (out.policy.kl_from(was.policy).sum(-1) * rows.valid).sum() / len(rows)
+    out = policy.output(nothing)
+    was = policy.before(nothing.rows.observation, nothing.rows.masks, policy.before.initial_state(len(plays))).policy
+    apart = sum(
+        out.policy.kl_from(was).sum(-1)[row, : int(plays.lengths[row])].sum() for row in range(len(plays))
+    ) / len(plays)
     assert apart > 0.1
-    expected = extend.FAITH * apart + extend.VALUE_COEFFICIENT * extend.mean_where(error, rows.valid)
-    assert policy.loss(nothing).item() == pytest.approx(expected.item(), rel=1e-5)
+    _, values = losses_of(out, nothing.rows)
+    assert policy.loss(nothing).item() == pytest.approx((extend.FAITH * apart + values).item(), rel=1e-5)
+    nothing.rows.observation.overall[~nothing.rows.valid] = torch.inf  # of padding, anything
+    assert policy.loss(nothing).isfinite()
+
+
+def test_promises_are_of_the_last_episodes_whatever_came_before() -> None:
+    told_plays, promises = planner.lessons(join(portfolio_of(gain_of, 8)))
+    longer = episode(*(State(20 - step) for step in range(9)))
+    found = promises.after(join([longer, told_plays]))
+    assert found.wait.shape == (1 + len(told_plays), 9)
+    assert found.wait[0].isnan().all()
+    steps = promises.wait.shape[1]
+    assert torch.equal(found.wait[1:, :steps].nan_to_num(-99.0), promises.wait.nan_to_num(-99.0))
+    assert torch.equal(found.plant[1:, :steps].nan_to_num(-99.0), promises.plant.nan_to_num(-99.0))
+    assert found.wait[:, steps:].isnan().all()
+    assert promises.select(torch.arange(0)).after(longer).wait.isnan().all()
+
+
+def test_some_problems_must_be_left_to_judge_by() -> None:
+    told_plays, promises = planner.lessons(join(portfolio_of(gain_of, 15)))
+    known, asked = learn.kept_apart(told_plays, promises)
+    assert set(told_plays.draw[asked].tolist()) == {0, 7, 14}
+    assert not set(told_plays.draw[known].tolist()) & {0, 7, 14}
+    for rows in (known, asked):
+        with pytest.raises(SystemExit, match="too few problems to learn from some and judge by others"):
+            learn.kept_apart(told_plays.select(rows), promises.select(rows))
 
 
 def test_a_policy_is_extended_by_one_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     known, kept, out = tmp_path / "known", tmp_path / "kept", tmp_path / "policies"
     append(known, join(portfolio_of(gain_of, 20)), growth_schema(), {"command": "test", "task": "made up"})
-    append(kept, join(portfolio_of(gain_of, 4)), growth_schema(), {"command": "test", "task": "made up"})
+    append(kept, other_plays(), growth_schema(), {"command": "test", "task": "made up"})
     folders = ["--portfolios", str(known), "--kept", str(kept)]
     assert extend.main(["--policy", "small", *folders, "--seeds", "5", "--out", str(out)]) == 0
-    assert "points given away in a decision" in capsys.readouterr().out
-    assert LearnedController.load(out / "5.safetensors").name
-    with pytest.raises(ValueError, match="smal"):
-        extend.main(["--policy", "smal", *folders, "--out", str(tmp_path / "others")])
+    assert "nats an episode from what it was" in capsys.readouterr().out
+    made, shipped = (load_checkpoint(path).tensors for path in (out / "5.safetensors", shipped_path("small")))
+    assert made.keys() == shipped.keys()
+    same = {name for name in made if torch.equal(made[name].float(), shipped[name].float())}
+    assert {name for name in made if not name.startswith("network/")} <= same
+    assert len(same) < len(made)
+    for wrong, said in (
+        (["--policy", "smal", *folders], "no checkpoint smal"),
+        (["--policy", "small", "--portfolios", str(known), "--kept", str(tmp_path / "nothing")], "nothing"),
+    ):
+        with pytest.raises(SystemExit):
+            extend.main([*wrong, "--out", str(tmp_path / "others")])
+        assert said in capsys.readouterr().err
+
+
+def test_a_problem_whose_host_has_changed_is_refused(tmp_path: Path) -> None:
+    one, two = (episode(State(20), State(19), number=3) for _ in range(2))
+    two.observation.costs[0, 0, 1, 2] = 0.5
+    append(tmp_path / "then", one, growth_schema(), {"command": "test", "task": "varied"})
+    append(tmp_path / "now", two, growth_schema(), {"command": "test", "task": "varied"})
+    with pytest.raises(SystemExit, match="problem 3 was recorded with two hosts"):
+        learn.read_all([tmp_path / "then", tmp_path / "now"])
 
 
 # -- which one is best -------------------------------------------------------------------------------------------------
 
 
+class Jobs:
+    """Stands for `run_jobs`: says which were asked for, and knows a score for each player."""
+
+    def __init__(self, seconds: float = 1.0) -> None:
+        self.asked: list[Job] = []
+        self.workers, self.now, self.seconds = 0, 0.0, seconds
+
+    def __call__(self, jobs: Sequence[Job], *, workers: int, progress: Any, stop: Any) -> dict[str, dict[int, Any]]:
+        self.workers, found = workers, {job.label: {} for job in jobs}
+        for job in jobs:
+            if stop():
+                break
+            self.now += self.seconds
+            self.asked.append(job)
+            found[job.label][job.numbers[0]] = SimpleNamespace(score=50.0 + 10.0 * (job.label == "heuristic"))
+            progress(job, [])
+        return found
+
+
+PLAYERS = ["none", "heuristic", "plan:norm@*"]
+
+
 def test_policies_are_judged_on_training_draws_and_against_the_first(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    asked = []
-
-    def run_jobs(jobs: Sequence[Any], **_: Any) -> dict[str, dict[int, Any]]:
-        found: dict[str, dict[int, Any]] = {job.label: {} for job in jobs}
-        for job in jobs:
-            asked.append((job.label, job.family, job.numbers, job.held_out))
-            found[job.label][job.numbers[0]] = SimpleNamespace(score=50.0 + 10.0 * (job.label == "heuristic"))
-        del found["heuristic"][judge.FIRST_DRAW + 2]  # time was up
-        return found
-
+    run_jobs = Jobs()
     monkeypatch.setattr(judge, "run_jobs", run_jobs)
-    players = ["none", "heuristic", "plan:norm@*"]
-    assert judge.main([*players, "--families", "mixed/vector", "--problems", "3"]) == 0
+    assert judge.main([*PLAYERS, "--families", "mixed/vector", "--problems", "3", "--workers", "5"]) == 0
     numbers = [(judge.FIRST_DRAW + i,) for i in range(3)]
-    assert asked == [(who, "mixed/vector", number, False) for number in numbers for who in players]
+    assert [(job.label, job.numbers) for job in run_jobs.asked] == [(who, n) for n in numbers for who in PLAYERS]
+    assert {(job.family, job.held_out) for job in run_jobs.asked} == {("mixed/vector", False)}
+    assert isinstance(run_jobs.asked[2].controller, FixedSchedule)
+    assert run_jobs.workers == 5
     said = capsys.readouterr().out.splitlines()
-    assert said[0] == "mixed/vector, 2 training draws"
-    assert said[1] == "  none: 50.0"
+    assert said[:2] == ["mixed/vector, 3 training draws", "  none: 50.0"]
     assert said[2].startswith("  heuristic: 60.0, +10.0 (+10.0 to +10.0)")
     assert said[3].startswith("  plan:norm@*: 50.0, +0.0")
+
+
+def test_judging_stops_when_time_is_up_with_the_draws_that_all_have_played(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run_jobs = Jobs(seconds=10.0)
+    monkeypatch.setattr(judge, "run_jobs", run_jobs)
+    monkeypatch.setattr(judge, "time", SimpleNamespace(perf_counter=lambda: run_jobs.now))
+    arguments = [*PLAYERS, "--families", "mixed/vector", "--problems", "9", "--seconds"]
+    assert judge.main([*arguments, "71"]) == 0  # eight plays: the third draw lacks a player
+    assert "2 training draws" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        judge.main([*arguments, "5"])
+    assert "no draw of mixed/vector was played by all in time" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [
+        (["none", "--problems", "0"], "must be at least 1"),
+        (["none", "none"], "named twice"),
+        (["none", "plan:nrom@*"], "is no seed at a slot"),
+        (["none", "plan:norm"], "is no seed at a slot"),
+        (["none", "nobody.safetensors"], "nobody.safetensors"),
+        (["none", "--families", "mixed", "mixt"], "mixt"),
+    ],
+)
+def test_what_cannot_be_judged_is_said_before_anything_is_played(
+    wrong: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(judge, "run_jobs", None)
+    with pytest.raises(SystemExit):
+        judge.main(wrong)
+    assert said in capsys.readouterr().err

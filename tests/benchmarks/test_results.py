@@ -19,7 +19,8 @@ from results.cost import break_even, number_of
 from results.families import Reseeded, transfer_families
 from results.figures import expected_best, harm, lines, search, share_kept, shortfall, versus
 from results.kept import compact, read, write
-from results.render import render, repeatable
+from results.render import render, render_other, repeatable
+from results.run import kept_at
 from results.wording import in_points, plain, share_with_interval, signed
 
 NOTHING = dict.fromkeys(("mixed", "mixed_quick", "harm", "transfer", "cifar"))
@@ -162,6 +163,22 @@ def test_a_page_without_results_says_what_to_run(tmp_path: Path) -> None:
 def test_commands_are_told_without_what_only_one_machine_had() -> None:
     ran = "python run.py cifar --controller SISTER --data-dir /tmp/cifar --seeds 5 --out /root/out/cifar.json"
     assert repeatable(ran) == "python run.py cifar --controller small --data-dir DIR --seeds 5"
+
+
+def test_a_controller_that_is_not_the_default_has_results_and_a_page_of_its_own(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit, match="does not ship: say with --out"):
+        kept_at("runs/mine")
+    assert kept_at("small-dense") == kept_at("small") / "small-dense"
+    content = {**made_up.mixed(), "command": "python run.py mixed --controller OTHER", "learned_sha256": "abc"}
+    write(tmp_path / "other" / "mixed.json", content)
+    (tmp_path / "other.json").write_text(json.dumps({"summary": "a specialist", "sha256": "abc"}))
+    text = render_other("other", tmp_path, tmp_path, tmp_path).read_text("utf-8")
+    assert text.startswith("# Results of `other`\n\nIt is a specialist.")
+    assert "python run.py mixed --controller other" in text
+    assert "A better score than *none* on `mixed`" in text
+    (tmp_path / "other.json").write_text(json.dumps({"summary": "a specialist", "sha256": "def"}))
+    with pytest.raises(SystemExit, match="is about another policy"):
+        render_other("other", tmp_path, tmp_path, tmp_path)
 
 
 def test_files_are_read_as_they_were_written(tmp_path: Path) -> None:

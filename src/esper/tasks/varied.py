@@ -25,7 +25,7 @@ from esper.tasks.token_host import TokenHost
 LINES = 2_500
 """Of a made-up language."""
 STAGES, STAGES_OF_VECTORS = (2, 4), (2, 6)
-"""Of a host, the fewest and the most. What vectors cost leaves time for deep ones, where other seeds help."""
+"""Of a host, the fewest and the most. Vectors are cheap to train, so there is time for deep hosts."""
 
 
 class Varied:
