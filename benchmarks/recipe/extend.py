@@ -44,7 +44,7 @@ LABEL = 0.1
 FAITH = 1.0
 """Of a nat by which an episode's decisions differ from what they were, beside points of regret."""
 KEPT_TIMES = 5
-"""How often the kept recordings count. With once, a policy learnt no more, and drifted four times as far elsewhere."""
+"""How often the kept recordings count. With once, a policy learnt no more, and drifted three times as far."""
 
 
 class Extended:

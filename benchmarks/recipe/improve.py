@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from playing import play_all
-from rounds import chosen_options, keep, round_options
+from rounds import chosen_options, keep, round_options, training_draws
 
 from esper.agent.actor import Actor
 from esper.agent.controller import LearnedController
@@ -28,8 +28,6 @@ from esper.policy.controller import Controller
 from esper.tasks.family import get_family
 from esper.training.catalogue import make_controller, policy_file
 
-FIRST_DRAW = 6_000_000
-"""Training draws that no training run with a seed below 6 sees."""
 AS_GOOD = 0.5
 """Points of return within which a sibling is as good as the best."""
 
@@ -70,7 +68,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--noise", type=float, default=0.03)
     parser.add_argument("--rivals", nargs="*", default=[])
     chosen = chosen_options(parser, arguments)
-    numbers = range(FIRST_DRAW + chosen.first, FIRST_DRAW + chosen.first + chosen.problems)
+    numbers = training_draws(parser, chosen)
     get_family(chosen.family).draw(numbers[0])  # a name that nobody knows is the first thing to say
     policy = policy_file(chosen.policy)
     plays = jobs(policy, chosen.family, numbers, chosen.siblings, chosen.noise, chosen.rivals)

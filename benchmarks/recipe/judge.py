@@ -16,6 +16,7 @@ from collections.abc import Sequence
 
 import torch
 from portfolio import plan
+from rounds import JUDGED_FROM
 
 from esper.policy.controller import Controller
 from esper.tasks.family import Family, get_family
@@ -23,8 +24,6 @@ from esper.training.catalogue import make_controller
 from esper.training.evaluation import EpisodeResult, Job, Results, jobs_for, run_jobs
 from esper.training.statistics import Estimate, bootstrap, paired
 
-FIRST_DRAW = 9_000_000
-"""`esper train` and `esper record` would come to these draws with `--seed 9`."""
 PLAN = "plan:"
 
 
@@ -35,7 +34,7 @@ def player(text: str) -> Controller | str:
 def judged(family: Family | str, players: Sequence[str], problems: int, workers: int, seconds: float | None) -> Results:
     """Everybody on the same training draws; after so many seconds, those that all have played."""
     started, done = time.perf_counter(), 0
-    numbers = range(FIRST_DRAW, FIRST_DRAW + problems)
+    numbers = range(JUDGED_FROM, JUDGED_FROM + problems)
     jobs = jobs_for(family, {text: player(text) for text in players}, numbers, held_out=False, batch=1)
 
     def late() -> bool:
@@ -81,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("a player is named twice")
     try:  # told now, not after an hour
         for family in chosen.families:
-            get_family(family).draw(FIRST_DRAW)
+            get_family(family).draw(JUDGED_FROM)
         for text in chosen.players:
             who = player(text)
             if isinstance(who, str):

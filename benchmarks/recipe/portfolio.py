@@ -18,9 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from improve import FIRST_DRAW
 from playing import play_all
-from rounds import chosen_options
+from rounds import chosen_options, training_draws
 
 from esper.growth.blueprints import blueprint_names
 from esper.offline.episodes import Episodes, growth_schema
@@ -146,7 +145,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--out", type=Path, required=True)
     chosen = chosen_options(parser, arguments)
-    numbers = range(FIRST_DRAW + chosen.first, FIRST_DRAW + chosen.first + chosen.problems)
+    numbers = training_draws(parser, chosen)
     plays = jobs(chosen.family, numbers, chosen.others)
     played = complete(play_all(play, plays, chosen.workers, chosen.seconds), plays)
     if not len(played):

@@ -11,6 +11,11 @@ import torch
 from esper.offline.episodes import Episodes, growth_schema
 from esper.offline.recording import append, read
 
+FIRST_DRAW = 6_000_000
+"""Training draws that no training run with a seed below 6 sees."""
+JUDGED_FROM = 9_000_000
+"""Training draws that no step of the recipe plays, to choose policies by. `esper train --seed 9` would see them."""
+
 
 def round_options(description: str) -> argparse.ArgumentParser:
     """The options that all rounds have."""
@@ -31,6 +36,15 @@ def chosen_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | N
         parser.error(f"{chosen.out} exists: name another --out, or everything would be in it twice")
     torch.set_num_threads(1)
     return chosen
+
+
+def training_draws(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> range:
+    """The problems that were asked for, unless policies are chosen by them."""
+    numbers = range(FIRST_DRAW + chosen.first, FIRST_DRAW + chosen.first + chosen.problems)
+    if numbers.stop > JUDGED_FROM:
+        most = JUDGED_FROM - FIRST_DRAW
+        parser.error(f"--first and --problems together must be at most {most:,}: judge.py chooses by the next ones")
+    return numbers
 
 
 def keep(script: str, chosen: argparse.Namespace, episodes: Episodes) -> None:

@@ -39,9 +39,9 @@ LOOKED_AT = ("deep series", "deep vectors", "very deep vectors")
 
 MET = "the controller met two to four."
 MET_BY_DENSE = (
-    "the controller met three and four with data like those of the vectors, and up to six with others. These were "
-    "added to `varied` after plays on other draws of *deep vectors* had shown that depth was what `small` lacked, and "
-    "*very deep vectors* was added then, so that some hosts are still deeper than any that it met."
+    "the controller met series of two to four stages, vectors of three and four with data like these, and of two to "
+    "six with other data. Those of five and six were added to `varied` after plays on other draws of *deep vectors*; "
+    "then *very deep vectors* was added here, so that some hosts are still deeper than any that it met."
 )
 """How deep hosts were that `small` and `small-dense` learnt from."""
 
@@ -111,6 +111,7 @@ def _missing(part: str) -> list[str]:
 
 def commands(parts: Mapping[str, Content | None], controller: str = DEFAULT_CONTROLLER) -> list[str]:
     """What was run, as anyone can run it."""
+    where = "docs/results" if controller == DEFAULT_CONTROLLER else f"docs/results/{controller}"
     ran: list[str] = []
     for part in parts.values():
         if part is not None:
@@ -118,7 +119,7 @@ def commands(parts: Mapping[str, Content | None], controller: str = DEFAULT_CONT
             made += [one for host in part.get("hosts", {}).values() for one in host["made"].values()]
             ran += [repeatable(one["command"], controller) for one in made if "command" in one]
     return [
-        "Written by `python benchmarks/results/run.py render` from the numbers in `docs/results`; do not edit. "
+        f"Written by `python benchmarks/results/run.py render` from the numbers in `{where}`; do not edit. "
         "They come from:",
         "",
         "```sh",
@@ -317,7 +318,8 @@ def _pooled(families: dict[str, Content], home: Any) -> list[str]:
     rest = [gains(family, SCHEDULE) for name, family in families.items() if name not in looked_at]
     unseen = share_kept(rest, home) if rest else None
     if unseen is not None and len(rest) < len(families):
-        text += f" On those that had no say in the controller's last changes (all but {', '.join(looked_at)}) it is "
+        text += " On those that had no say in the controller's last changes, nor a sibling that had "
+        text += f"(all but {', '.join(looked_at)}), it is "
         text += f"{share_with_interval(unseen)}."
     return ["", text]
 

@@ -5,7 +5,8 @@
     python benchmarks/results/run.py harm                      # 50 draws, 3 seeds each, against no growth
     python benchmarks/results/run.py transfer                  # families that none was trained on
     python benchmarks/results/run.py cifar --data-dir ~/data --device cuda
-    python benchmarks/results/run.py render                    # docs/results.md and its pictures, from the JSON
+    python benchmarks/results/run.py render                    # docs/results.md and its pictures, from the JSON;
+                                                               # and a page for every other controller that ships
 
 All on held-out draws and test data. The shipped controller, the schedule and the heuristic were made on training draws.
 """

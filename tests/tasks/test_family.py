@@ -90,12 +90,12 @@ def test_a_part_of_a_family_has_the_kinds_that_start_so(name):
         get_family(f"{name}/letters")
 
 
-@pytest.mark.parametrize("name", ["mixed", "disguised", "varied", "natural"])
+@pytest.mark.parametrize("name", ["mixed", "disguised", "varied/vector", "natural"])
 @pytest.mark.parametrize("held_out", [False, True])
 def test_no_problem_is_larger_than_its_family_says(name, held_out):
     """Rollout buffers have room for that, and no more."""
     family = get_family(name)
-    drawn = [family.draw(number, held_out=held_out) for number in range(2 * family.round)]
+    drawn = [family.draw(number, held_out=held_out) for number in range(max(20, 2 * family.round))]
     assert all(1 <= draw.horizon <= family.horizon for draw in drawn)
     assert max(len(draw.task.slots) for draw in drawn) == family.slots
 
@@ -147,7 +147,7 @@ def test_families_take_turns_and_their_draws_stay_what_they_were():
     with pytest.raises(ValueError, match="unknown task family 'mixd'"):
         get_family("mixd+natural")
     three = get_family("mixed/vector+disguised/vector+varied")
-    assert (three.slots, three.round) == (4, 15)
+    assert (three.slots, three.round) == (6, 15)
     assert [three.draw(number).task.name for number in (0, 5, 10)] == ["mixed", "disguised", "varied"]
 
 
