@@ -4,4 +4,4 @@ project = "Esper"
 extensions = ["myst_parser"]
 html_theme = "furo"
 exclude_patterns = ["conf.py"]
-myst_heading_anchors = 3
+myst_heading_anchors = 4
