@@ -129,7 +129,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--policy", required=True, help="a shipped one's name, or a file")
     parser.add_argument("--portfolios", type=Path, nargs="+", required=True, help="folders of portfolio.py")
-    parser.add_argument("--plays", type=Path, nargs="*", default=[], help="of the same problems, by own_plays.py")
     parser.add_argument("--kept", type=Path, nargs="+", required=True, help="recordings of plays by this policy")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0], help="a policy for each")
     parser.add_argument("--out", type=Path, required=True)
@@ -138,7 +137,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         start = policy_file(chosen.policy)
         Extended(start)
         kept = join([read(folder, growth_schema()).episodes for folder in chosen.kept])
-        played = read_all([*chosen.portfolios, *chosen.plays])
+        played = read_all(chosen.portfolios)
     except (ValueError, OSError) as error:
         parser.error(str(error))
     told, promises = lessons(played)

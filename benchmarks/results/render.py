@@ -37,13 +37,14 @@ PROVENANCE = SHIPPED / f"{DEFAULT_CONTROLLER}.json"
 LOOKED_AT = ("deep series", "deep vectors", "very deep vectors")
 """Families of the transfer part that had a say, or a sibling of which had, in how the controller is trained now."""
 
-MET = "the controller met two to four."
-MET_BY_DENSE = (
-    "the controller met series of two to four stages, vectors of three and four with data like these, and of two to "
-    "six with other data. Those of five and six were added to `varied` after plays on other draws of *deep vectors*; "
-    "then *very deep vectors* was added here, so that some hosts are still deeper than any that it met."
-)
-"""How deep hosts were that `small` and `small-dense` learnt from."""
+MET = {
+    "small": "the controller met two to four.",
+    "small-dense": "the controller met series of two to four stages, vectors of three and four with data like these, "
+    "and of two to six with other data. Those of five and six were added to `varied` after plays on other draws of "
+    "*deep vectors*; then *very deep vectors* was added here, so that some hosts are still deeper than any that it "
+    "met.",
+}
+"""How deep hosts were that a controller learnt from."""
 
 
 def render(folder: Path, docs: Path = DOCS, provenance: Path = PROVENANCE) -> Path:
@@ -59,7 +60,7 @@ def render_other(controller: str, folder: Path = FOLDER, docs: Path = DOCS, ship
     """A shorter page, without pictures, about a controller that nobody gets unless it is named."""
     parts, made = _checked(folder / controller, shipped / f"{controller}.json")
     mixed, transfer, cifar = (parts[name] for name in ("mixed", "transfer", "cifar"))
-    elsewhere = _missing("transfer") if transfer is None else transfer_section(transfer, mixed, MET_BY_DENSE)
+    elsewhere = _missing("transfer") if transfer is None else transfer_section(transfer, mixed, MET[controller])
     sections = [
         [f"# Results of `{controller}`", "", f"It is {made['summary']}.", "", *commands(parts, controller)],
         ["## What it shows", "", *verdict(claims(parts))],
@@ -90,12 +91,14 @@ def _policies(part: Content) -> set[str]:
 
 def page_text(parts: Mapping[str, Content | None], made: dict[str, Any], docs: Path) -> str:
     mixed, harmless, transfer, cifar = (parts[name] for name in ("mixed", "harm", "transfer", "cifar"))
+    met = MET[DEFAULT_CONTROLLER]
+    elsewhere = _missing("transfer") if transfer is None else transfer_section(transfer, mixed, met)
     sections = [
         ["# Results: the learned controller against everything else", "", *commands(parts)],
         ["## What it must show", "", *verdict(claims(parts))],
         ["## Held-out problems", "", *(_missing("mixed") if mixed is None else main_section(mixed, docs))],
         ["## Harmlessness", "", *(_missing("harm") if harmless is None else harm_section(harmless, docs))],
-        ["## Transfer", "", *(_missing("transfer") if transfer is None else transfer_section(transfer, mixed))],
+        ["## Transfer", "", *elsewhere],
         ["## CIFAR-10", "", *(_missing("cifar") if cifar is None else cifar_section(cifar))],
         ["## What it costs", "", *cost_section(made, mixed, docs / "need_and_place.json")],
     ]
@@ -252,7 +255,7 @@ def harm_section(content: Content, docs: Path) -> list[str]:
     ]
 
 
-def transfer_section(content: Content, mixed: Content | None, met: str = MET) -> list[str]:
+def transfer_section(content: Content, mixed: Content | None, met: str) -> list[str]:
     families: dict[str, Content] = content["families"]
     labels = list(dict.fromkeys(label for family in families.values() for label in family["episodes"]))
     head = ["family", "draws", *(f"{label}: score (accuracy)" for label in labels)]
