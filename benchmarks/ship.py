@@ -1,12 +1,14 @@
 """Maintainers: put a learned controller into the package, so that it comes by name. Or, without arguments, check them.
 
-    python benchmarks/ship.py runs/best small --provenance small.json      # a run, or a checkpoint
-    esper compare --controllers none,random,schedule,heuristic,small --out NEW    # judge the very file that ships
-    python benchmarks/ship.py small small --judged NEW/comparison.json     # note the score; or the one that
+    python benchmarks/ship.py runs/best mine --provenance mine.json        # a run, or a checkpoint
+    esper compare --controllers none,random,schedule,heuristic,mine --out NEW     # judge the very file that ships
+    python benchmarks/ship.py mine mine --judged NEW/comparison.json       # note the score; or the one that
                                                                            # benchmarks/results/run.py mixed wrote
+    python benchmarks/ship.py small-dense+small-conv small                 # a pair: dense slots only, and others
 
 It keeps the network (in float16) and the statistics of observations and returns, and nothing else of the checkpoint.
-The file of --provenance states what only a person knows (`STATED`); the default is what is stated already.
+A pair has no policy of its own, only a provenance. The file of --provenance states what only a person knows
+(`STATED`); the default is what is stated already.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import argparse
 import hashlib
 import json
 import re
+import shutil
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -24,10 +27,19 @@ from torch import Tensor
 
 from esper.agent.checkpoints import load_checkpoint, save_checkpoint
 from esper.agent.controller import LearnedController
-from esper.agent.shipped import FOLDER, STATED, Provenance, parse_provenance, provenance, shipped_names, shipped_path
+from esper.agent.shipped import (
+    FOLDER,
+    STATED,
+    Pair,
+    Provenance,
+    parse_provenance,
+    provenance,
+    shipped_names,
+    shipped_path,
+)
 from esper.files import write_whole
 from esper.policy.catalogue import CONTROLLERS
-from esper.training.catalogue import policy_file
+from esper.training.catalogue import make_controller, policy_file
 from results.figures import best_rival, estimate, versus
 from results.kept import LEARNED
 
@@ -87,32 +99,23 @@ def _from_results(facts: dict[str, Any]) -> dict[str, Any]:
 
 
 def ship(source: str, name: str, stated: dict[str, Any], judged: Path | None, folder: Path = FOLDER) -> Provenance:
-    """Write both files. The same source gives the same file, byte for byte."""
-    if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in CONTROLLERS:
-        raise ValueError(
-            f"{name!r} cannot be a controller's name: a rule has it, or it is not small letters and digits"
-        )
-    missing = [key for key in STATED if key not in stated]
-    if missing:
-        raise ValueError(f"the provenance must state {', '.join(missing)}")
+    """Write the policy and its provenance. The same source gives the same file, byte for byte."""
+    _check(name, stated)
+    if name in shipped_names() and provenance(name).asks is not None:
+        raise ValueError(f"{name!r} is a pair: remove {name}.json first, if it shall be a policy of its own")
     path = policy_file(source)
     layout = LearnedController.load(path).network.config.layout  # what cannot be loaded is not shipped
     checkpoint = load_checkpoint(path)
     blueprints = list(checkpoint.data["caller"]["blueprints"])
-    data = {"network": checkpoint.data["network"], "caller": {"shipped": name, "blueprints": blueprints}}
     new = folder / f".{name}.new"  # the old controller stays whole until everything about the new one is known
     try:
-        save_checkpoint(new, rounded(checkpoint.tensors), data)
+        if source in shipped_names():  # it is in its last form
+            shutil.copyfile(path, new)
+        else:
+            data = {"network": checkpoint.data["network"], "caller": {"blueprints": blueprints}}
+            save_checkpoint(new, rounded(checkpoint.tensors), data)
         sha256 = hashlib.sha256(new.read_bytes()).hexdigest()
-        score = stated.get("score") if stated.get("sha256", sha256) == sha256 else None  # of these weights, not others
-        found = {
-            **{key: stated[key] for key in STATED},
-            "score": score if judged is None else judgement(judged, name, sha256),
-            "sha256": sha256,
-            "blueprints": blueprints,
-            "layout": layout,
-        }
-        made = parse_provenance(found)
+        made = _provenance(name, stated, judged, {"sha256": sha256, "blueprints": blueprints, "layout": layout})
         write_whole(folder / f"{name}.json", json.dumps(asdict(made), indent=1) + "\n")
         new.replace(folder / f"{name}.safetensors")
     finally:
@@ -120,12 +123,61 @@ def ship(source: str, name: str, stated: dict[str, Any], judged: Path | None, fo
     return made
 
 
-def check() -> None:
-    """Every shipped controller is whole and can be loaded."""
+def ship_pair(asks: Pair, name: str, stated: dict[str, Any], judged: Path | None, folder: Path = FOLDER) -> Provenance:
+    """Write the provenance of a controller that asks two policies which ship already."""
+    _check(name, stated)
+    for one in (asks.dense, asks.others):
+        shipped_path(one)
+    if (folder / f"{name}.safetensors").exists():
+        raise ValueError(f"{folder / name}.safetensors is there, and a pair has no policy of its own: remove it first")
+    dense, others = provenance(asks.dense), provenance(asks.others)
+    if (dense.blueprints, dense.layout) != (others.blueprints, others.layout):
+        raise ValueError(f"{asks.dense} and {asks.others} know other kinds of seed, or read other observations")
+    facts = {"sha256": asks.sha256(), "blueprints": dense.blueprints, "layout": dense.layout, "asks": asdict(asks)}
+    made = _provenance(name, stated, judged, facts)
+    write_whole(folder / f"{name}.json", json.dumps(asdict(made), indent=1) + "\n")
+    return made
+
+
+def _check(name: str, stated: dict[str, Any]) -> None:
+    if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in CONTROLLERS:
+        raise ValueError(
+            f"{name!r} cannot be a controller's name: a rule has it, or it is not small letters and digits"
+        )
+    missing = [key for key in STATED if key not in stated]
+    if missing:
+        raise ValueError(f"the provenance must state {', '.join(missing)}")
+
+
+def _provenance(name: str, stated: dict[str, Any], judged: Path | None, facts: dict[str, Any]) -> Provenance:
+    """What is stated, what was measured, and what is a fact. A score is of these weights, or it is forgotten."""
+    sha256 = facts["sha256"]
+    score = stated.get("score") if stated.get("sha256", sha256) == sha256 else None
+    measured = score if judged is None else judgement(judged, name, sha256)
+    return parse_provenance({"asks": None, **{key: stated[key] for key in STATED}, "score": measured, **facts})
+
+
+def check() -> bool:
+    """Whether every shipped controller is whole and can be loaded; says what each is."""
+    whole = True
     for name in shipped_names():
-        LearnedController.load(shipped_path(name))
-        size = (FOLDER / f"{name}.safetensors").stat().st_size
-        print(f"{name}: {size / 1e3:.0f} kB, {provenance(name)}")
+        try:
+            make_controller(name)
+            weights = FOLDER / f"{name}.safetensors"
+            size = f"{weights.stat().st_size / 1e3:.0f} kB, " if weights.exists() else ""
+            print(f"{name}: {size}{provenance(name)}")
+        except ValueError as error:  # a pair, when one of its policies was replaced: ship it again, and judge it
+            whole = False
+            print(f"{name}: {error}")
+    return whole
+
+
+def pair_of(source: str) -> Pair | None:
+    """`DENSE+OTHERS`, or the name of a pair that ships."""
+    dense, _, others = source.partition("+")
+    if {dense, others} <= set(shipped_names()):
+        return Pair(dense, others)
+    return provenance(source).asks if source in shipped_names() else None
 
 
 def main() -> None:
@@ -137,17 +189,20 @@ def main() -> None:
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.source is None:
-        check()
-        return
+        raise SystemExit(0 if check() else 1)
     if given.name is None:
         parser.error("give the source and the name")
     try:
         stated = json.loads((given.provenance or FOLDER / f"{given.name}.json").read_text("utf-8"))
-        made = ship(given.source, given.name, stated, given.judged)
+        asks = pair_of(given.source)
+        if asks is not None:
+            made = ship_pair(asks, given.name, stated, given.judged)
+        else:
+            made = ship(given.source, given.name, stated, given.judged)
     except (ValueError, TypeError, OSError) as error:
         parser.exit(1, f"ship: {error}\n")
-    print(f"{FOLDER / given.name}.safetensors, sha256 {made.sha256[:12]}…")
-    check()
+    print(f"{FOLDER / given.name}.json, sha256 {made.sha256[:12]}…")
+    raise SystemExit(0 if check() else 1)
 
 
 if __name__ == "__main__":

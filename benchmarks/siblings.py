@@ -1,6 +1,6 @@
 """How much of the noise in the advantages belongs to the problem, not to what was done: does it pay to have siblings?
 
-    python benchmarks/siblings.py --controller small --problems 24 --workers 2
+    python benchmarks/siblings.py --controller small-conv --problems 24 --workers 2
 
 Four copies of a policy play each problem with different dice. What their advantages at a step have in common is what
 the critic did not know about the problem; `PPOConfig.siblings` subtracts it. Printed by the age of the episode: the
@@ -28,7 +28,7 @@ SEED = 5
 
 def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--controller", default="small")
+    parser.add_argument("--controller", default="small-conv")
     parser.add_argument("--task", default="mixed")
     parser.add_argument("--problems", type=int, default=24)
     parser.add_argument("--workers", type=int, default=2)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 from improve import Sampling
 from playing import play_all
-from rounds import chosen_options, keep, round_options
+from rounds import chosen_options, keep, policy_of, round_options
 from teach import Answer, Knowing
 
 from esper.actions import WAIT, Action, Op
@@ -26,7 +26,6 @@ from esper.env.situation import Situation
 from esper.offline.episodes import Episodes
 from esper.offline.recorder import Tape
 from esper.tasks.family import get_family
-from esper.training.catalogue import policy_file
 
 FIRST_DRAW = 4_000_000
 """Training draws that no training run with a seed below 4 sees."""
@@ -79,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = round_options(__doc__.splitlines()[0])
     parser.add_argument("--episodes", type=int, default=240)
     chosen = chosen_options(parser, arguments)
-    learned = LearnedController.load(policy_file(chosen.policy))
+    learned = LearnedController.load(policy_of(parser, chosen.policy))
     student = Sampling(learned.network, learned.normaliser, "student")
     first = FIRST_DRAW + chosen.first
     lessons = [Lesson(chosen.family, number, student) for number in range(first, first + chosen.episodes)]

@@ -1,7 +1,7 @@
 """Teach a policy more, and let it keep what it knows.
 
-    esper record --task mixed --controllers small --noise 0.1 --out k/mixed
-    python benchmarks/recipe/extend.py --policy small --portfolios p/a p/b --kept k/mixed --seeds 0 1 --out policies
+    esper record --task mixed --controllers small-conv --noise 0.1 --out k/mixed
+    python benchmarks/recipe/extend.py --policy small-conv --portfolios p/a p/b --kept k/mixed --out policies
 
 Where portfolios say what plantings promise, the policy learns to lose little (`learn.py`). Everywhere else, in the
 other states of these plays and in all of `kept`, it is held to what it would have done before: by the divergence of

@@ -18,7 +18,7 @@ from pathlib import Path
 
 import torch
 from playing import play_all
-from rounds import chosen_options, keep, round_options, training_draws
+from rounds import chosen_options, keep, policy_of, round_options, training_draws
 
 from esper.agent.actor import Actor
 from esper.agent.controller import LearnedController
@@ -26,7 +26,7 @@ from esper.offline.episodes import Episodes
 from esper.offline.recorder import Play, play
 from esper.policy.controller import Controller
 from esper.tasks.family import get_family
-from esper.training.catalogue import make_controller, policy_file
+from esper.training.catalogue import make_controller
 
 AS_GOOD = 0.5
 """Points of return within which a sibling is as good as the best."""
@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = chosen_options(parser, arguments)
     numbers = training_draws(parser, chosen)
     get_family(chosen.family).draw(numbers[0])  # a name that nobody knows is the first thing to say
-    policy = policy_file(chosen.policy)
+    policy = policy_of(parser, chosen.policy)
     plays = jobs(policy, chosen.family, numbers, chosen.siblings, chosen.noise, chosen.rivals)
     together = play_all(play, plays, chosen.workers)
     best = best_of(together)

@@ -1,6 +1,6 @@
 """Which policy is best, by training draws that no step of the recipe uses: to choose before anything is held out.
 
-    python benchmarks/recipe/judge.py small policies/0.safetensors --families mixed varied disguised --problems 48
+    python benchmarks/recipe/judge.py small-conv policies/0.safetensors --families mixed varied disguised --problems 48
 
 Mean scores in points (accuracy minus rent), and what each player has more than the first, with 95 % intervals. Players
 are names, files, or plans of `portfolio.py` (`plan:norm@*`). All data of these draws are for choosing, their test sets

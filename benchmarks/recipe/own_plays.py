@@ -18,12 +18,11 @@ from pathlib import Path
 
 from improve import jobs
 from playing import play_all
-from rounds import chosen_options
+from rounds import chosen_options, policy_of
 
 from esper.offline.episodes import growth_schema
 from esper.offline.recorder import play
 from esper.offline.recording import append, read
-from esper.training.catalogue import policy_file
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             parser.error(f"{folder} has problems of {recording.task}, not of {chosen.family}")
     known = {number for recording in recordings for number in recording.episodes.draw.tolist()}
     numbers = sorted(known)[chosen.first : chosen.first + chosen.problems]
-    plays = jobs(policy_file(chosen.policy), chosen.family, numbers, chosen.siblings, chosen.noise)
+    plays = jobs(policy_of(parser, chosen.policy), chosen.family, numbers, chosen.siblings, chosen.noise)
     played = play_all(play, plays, chosen.workers, chosen.seconds)
     command = shlex.join(["python", *sys.argv])
     append(chosen.out, played, growth_schema(), {"command": command, "task": chosen.family})

@@ -10,6 +10,7 @@ import torch
 
 from esper.offline.episodes import Episodes, growth_schema
 from esper.offline.recording import append, read
+from esper.training.catalogue import policy_file
 
 FIRST_DRAW = 6_000_000
 """Training draws that no training run with a seed below 6 sees."""
@@ -36,6 +37,14 @@ def chosen_options(parser: argparse.ArgumentParser, arguments: Sequence[str] | N
         parser.error(f"{chosen.out} exists: name another --out, or everything would be in it twice")
     torch.set_num_threads(1)
     return chosen
+
+
+def policy_of(parser: argparse.ArgumentParser, name: str) -> Path:
+    """One policy's checkpoint; what has none is told as a wrong option is."""
+    try:
+        return policy_file(name)
+    except ValueError as error:
+        parser.error(str(error))
 
 
 def training_draws(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> range:

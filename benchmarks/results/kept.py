@@ -15,6 +15,8 @@ from typing import Any
 
 import torch
 
+from esper.agent.shipped import provenance as shipped_facts
+from esper.agent.shipped import shipped_names
 from esper.env.reward.config import RENT_RATE
 from esper.training.catalogue import policy_file
 from esper.training.controls import capacity_regret
@@ -77,7 +79,9 @@ def provenance(started: float, controllers: Mapping[str, str], workers: int) -> 
 
 
 def sha256_of(controller: str) -> str:
-    """Of a learned controller's file: which policy the numbers are of."""
+    """Of a learned controller's file, or a pair's sum: which policy the numbers are of."""
+    if controller in shipped_names():
+        return shipped_facts(controller).sha256
     return hashlib.sha256(policy_file(controller).read_bytes()).hexdigest()
 
 

@@ -38,11 +38,10 @@ LOOKED_AT = ("deep series", "deep vectors", "very deep vectors")
 """Families of the transfer part that had a say, or a sibling of which had, in how the controller is trained now."""
 
 MET = {
-    "small": "the controller met two to four.",
-    "small-dense": "the controller met series of two to four stages, vectors of three and four with data like these, "
-    "and of two to six with other data. Those of five and six were added to `varied` after plays on other draws of "
-    "*deep vectors*; then *very deep vectors* was added here, so that some hosts are still deeper than any that it "
-    "met.",
+    "small": "the controller met series of two to four stages, vectors of three and four with data like these, and of "
+    "two to eight with other data: those of five and six were added to `varied` after plays on other draws of *deep "
+    "vectors*, those of seven and eight after plays on other draws of *very deep vectors*.",
+    "small-conv": "the controller met two to four.",
 }
 """How deep hosts were that a controller learnt from."""
 
@@ -76,6 +75,9 @@ def _checked(folder: Path, provenance: Path) -> tuple[dict[str, Content | None],
     """The parts in a folder, and what is stated about the controller; they must be about the same policy."""
     parts = {name: read(folder / f"{name}.json") for name in PARTS}
     made: dict[str, Any] = json.loads(provenance.read_text("utf-8")) if provenance.exists() else {}
+    for place in made.get("asks") or ():  # a pair was made by what made its two policies
+        of_one = json.loads((provenance.parent / f"{made['asks'][place]}.json").read_text("utf-8"))
+        made["commands"] = [*made["commands"], f"# {made['asks'][place]}", *of_one["commands"]]
     for name, part in parts.items():
         if part is not None and (others := _policies(part) - {made.get("sha256")}):
             raise SystemExit(f"{name}.json is about another policy ({others.pop()[:12]}…) than ships: run it again")

@@ -22,7 +22,7 @@ from pathlib import Path
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from esper.agent.shipped import DEFAULT_CONTROLLER, shipped_names
+from esper.agent.shipped import DEFAULT_CONTROLLER, provenance, shipped_names
 from esper.tasks.mixed import KINDS
 from esper.training.catalogue import make_controller
 from results.cifar import Setting, run_cifar
@@ -60,6 +60,7 @@ def main() -> None:
     if options.part == "render":
         from results.render import render, render_other  # noqa: PLC0415  (needs matplotlib; the parts do not)
 
+        provenance(DEFAULT_CONTROLLER)  # a pair whose policies were replaced is not what the numbers are of
         print(render(FOLDER if options.out is None else options.out))
         for name in shipped_names():
             if options.out is None and (FOLDER / name).is_dir():

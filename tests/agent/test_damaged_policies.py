@@ -31,7 +31,7 @@ Change = Callable[[dict[str, Tensor], dict[str, Any]], object]
 
 def changed(path: Path, change: Change) -> Path:
     """The default policy, but for a change of its tensors or of its data."""
-    whole = load_checkpoint(shipped_path("small"))
+    whole = load_checkpoint(shipped_path("small-conv"))
     tensors, data = dict(whole.tensors), json.loads(json.dumps(whole.data))
     change(tensors, data)
     save_checkpoint(path, tensors, data)

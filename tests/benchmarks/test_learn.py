@@ -49,7 +49,7 @@ def test_a_portfolio_a_round_and_the_teacher_work_together(tmp_path: Path, monke
     first, second, out = (str(tmp_path / name) for name in ("portfolio", "round1", "labelled"))
     of = ["--family", "disguised/vector", "--problems", "3"]
     assert portfolio.main([*of, "--first", "6", "--others", "1", "--out", first]) == 0
-    assert own_plays.main([*of, "--policy", "small", "--known", first, "--noise", "0.5", "--out", second]) == 0
+    assert own_plays.main([*of, "--policy", "small-conv", "--known", first, "--noise", "0.5", "--out", second]) == 0
     assert learn.main(["--taught", second, "--portfolios", first, "--plays", second, "--seeds", "3", "--out", out]) == 0
     labelled, _ = planner.lessons(learn.read_all([Path(first), Path(second)]))
     assert set(labelled.draw.tolist()) == {rounds.FIRST_DRAW + number for number in range(6, 9)}
@@ -185,7 +185,7 @@ def other_plays() -> Episodes:
 def test_a_policy_that_exists_learns_what_portfolios_promise_and_keeps_the_rest(
     portfolio_lessons: tuple[Episodes, Promises], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    faithful, free = (extend.Extended(shipped_path("small")) for _ in range(2))
+    faithful, free = (extend.Extended(shipped_path("small-conv")) for _ in range(2))
     first = {name: weights.clone() for name, weights in faithful.before.state_dict().items()}
     report = extend.extend(faithful, other_plays(), *portfolio_lessons, seed=0)
     assert report.before > 3.0
@@ -194,7 +194,7 @@ def test_a_policy_that_exists_learns_what_portfolios_promise_and_keeps_the_rest(
     without = extend.extend(free, other_plays(), *portfolio_lessons, seed=0)
     assert report.drift < 0.5 * without.drift
     assert all(torch.equal(weights, first[name]) for name, weights in faithful.before.state_dict().items())
-    shipped = LearnedController.load(shipped_path("small"))
+    shipped = LearnedController.load(shipped_path("small-conv"))
     assert shipped.normaliser is not None
     for name, tensor in shipped.normaliser.state().items():  # it goes on reading what it has always read
         assert torch.equal(faithful.units.observations.state()[name], tensor)
@@ -202,7 +202,7 @@ def test_a_policy_that_exists_learns_what_portfolios_promise_and_keeps_the_rest(
 
 def test_faith_is_the_divergence_from_what_it_was_and_padding_is_no_part_of_it() -> None:
     plays = join([*portfolio_of(gain_of, 4), other_plays()])  # of six and of four steps
-    policy = extend.Extended(shipped_path("small"))
+    policy = extend.Extended(shipped_path("small-conv"))
     nothing = policy.lessons(plays, Promises.none_for(plays))
     assert not nothing.rows.valid.all()
     _, values = losses_of(policy.output(nothing), nothing.rows)
@@ -250,16 +250,16 @@ def test_a_policy_is_extended_by_one_command(tmp_path: Path, capsys: pytest.Capt
     append(known, join(portfolio_of(gain_of, 20)), growth_schema(), {"command": "test", "task": "made up"})
     append(kept, other_plays(), growth_schema(), {"command": "test", "task": "made up"})
     folders = ["--portfolios", str(known), "--kept", str(kept)]
-    assert extend.main(["--policy", "small", *folders, "--seeds", "5", "--out", str(out)]) == 0
+    assert extend.main(["--policy", "small-conv", *folders, "--seeds", "5", "--out", str(out)]) == 0
     assert "nats an episode from what it was" in capsys.readouterr().out
-    made, shipped = (load_checkpoint(path).tensors for path in (out / "5.safetensors", shipped_path("small")))
+    made, shipped = (load_checkpoint(path).tensors for path in (out / "5.safetensors", shipped_path("small-conv")))
     assert made.keys() == shipped.keys()
     same = {name for name in made if torch.equal(made[name].float(), shipped[name].float())}
     assert {name for name in made if not name.startswith("network/")} <= same
     assert len(same) < len(made)
     for wrong, said in (
         (["--policy", "smal", *folders], "no checkpoint smal"),
-        (["--policy", "small", "--portfolios", str(known), "--kept", str(tmp_path / "nothing")], "nothing"),
+        (["--policy", "small-conv", "--portfolios", str(known), "--kept", str(tmp_path / "nothing")], "nothing"),
     ):
         with pytest.raises(SystemExit):
             extend.main([*wrong, "--out", str(tmp_path / "others")])

@@ -354,7 +354,7 @@ def test_a_round_is_played_on_known_problems(
         return join([ended_with(Seed("mlp", 1), number=number, by="sibling 0", earned=40.0) for number in (7, 8)])
 
     monkeypatch.setattr(own_plays, "play_all", play_all)
-    arguments = ["--policy", "small", "--known", str(known), "--out", str(out)]
+    arguments = ["--policy", "small-conv", "--known", str(known), "--out", str(out)]
     more = ["--first", "1", "--problems", "2", "--siblings", "2", "--noise", "0.2"]
     with pytest.raises(SystemExit):
         own_plays.main([*arguments, *more, "--family", "varied"])

@@ -55,7 +55,7 @@ def test_the_best_sibling_of_each_problem_is_kept_with_what_it_did() -> None:
 
 
 def test_every_sibling_has_dice_of_its_own() -> None:
-    found = jobs(shipped_path("small"), "mixed", (6, 7), siblings=3, noise=0.0)
+    found = jobs(shipped_path("small-conv"), "mixed", (6, 7), siblings=3, noise=0.0)
     assert [(job.numbers, job.name) for job in found[:4]] == [
         ((6,), "sibling 0"),
         ((6,), "sibling 1"),
@@ -67,12 +67,12 @@ def test_every_sibling_has_dice_of_its_own() -> None:
         job.controller.reset(job.numbers)
         dice.add(job.controller._actor.generator.initial_seed())  # type: ignore[attr-defined]
     assert len(dice) == 6
-    rivals = jobs(shipped_path("small"), "mixed", (6,), siblings=1, noise=0.1, rivals=["heuristic"])
+    rivals = jobs(shipped_path("small-conv"), "mixed", (6,), siblings=1, noise=0.1, rivals=["heuristic"])
     assert [(job.name, job.noise) for job in rivals] == [("heuristic", 0.0), ("sibling 0", 0.1)]
 
 
 def test_a_lesson_has_the_students_actions_and_the_teachers_labels() -> None:
-    learned = LearnedController.load(shipped_path("small"))
+    learned = LearnedController.load(shipped_path("small-conv"))
     student = Sampling(learned.network, learned.normaliser, "student")
     episode = lesson(Lesson("mixed/vector", FIRST_DRAW, student))
     again = lesson(Lesson("mixed/vector", FIRST_DRAW, student))

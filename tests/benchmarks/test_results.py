@@ -10,6 +10,7 @@ import made_up_results as made_up
 import numpy as np
 import pytest
 
+from esper.agent.shipped import shipped_path
 from esper.tasks.family import get_family
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
@@ -18,7 +19,7 @@ from results.claims import claims
 from results.cost import break_even, number_of
 from results.families import Reseeded, transfer_families
 from results.figures import expected_best, harm, lines, search, share_kept, shortfall, versus
-from results.kept import compact, read, write
+from results.kept import compact, read, sha256_of, write
 from results.render import render, render_other, repeatable
 from results.run import kept_at
 from results.wording import in_points, plain, share_with_interval, signed
@@ -146,6 +147,20 @@ def test_the_page_is_written_from_the_files(tmp_path: Path) -> None:
     assert "nan" not in text.lower().split()
 
 
+def test_the_page_of_a_pair_says_what_made_both(tmp_path: Path) -> None:
+    for name in ("one", "two"):
+        (tmp_path / f"{name}.json").write_text(json.dumps({"commands": [f"esper train --seed {name}"]}))
+    pair = {"commands": ["ship them"], "asks": {"dense": "one", "others": "two"}}
+    (tmp_path / "small.json").write_text(json.dumps(pair))
+    text = render(tmp_path / "none", tmp_path, tmp_path / "small.json").read_text("utf-8")
+    assert "ship them<br># one<br>`esper train --seed one`<br># two<br>`esper train --seed two`" in text
+
+
+def test_a_pair_has_a_sum_of_its_own() -> None:
+    assert sha256_of("small") not in {sha256_of("small-conv"), sha256_of("small-dense")}
+    assert sha256_of("small-conv") == sha256_of(str(shipped_path("small-conv")))  # the file's, by name or by path
+
+
 def test_the_page_is_about_one_policy(tmp_path: Path) -> None:
     provenance = tmp_path / "small.json"
     provenance.write_text(json.dumps({"sha256": "ours"}))
@@ -168,7 +183,7 @@ def test_commands_are_told_without_what_only_one_machine_had() -> None:
 def test_a_controller_that_is_not_the_default_has_results_and_a_page_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(SystemExit, match="does not ship: say with --out"):
         kept_at("runs/mine")
-    assert kept_at("small-dense") == kept_at("small") / "small-dense"
+    assert kept_at("small-conv") == kept_at("small") / "small-conv"
     content = {**made_up.mixed(), "command": "python run.py mixed --controller OTHER", "learned_sha256": "abc"}
     write(tmp_path / "other" / "mixed.json", content)
     (tmp_path / "other.json").write_text(json.dumps({"summary": "a specialist", "sha256": "abc"}))

@@ -46,7 +46,7 @@ class Train:
     seed: int | None = None
     """Decides the agent's start, its choices, and which problems it sees."""
     init: str | None = None
-    """Start from a policy: a learned controller by name, a checkpoint (of esper clone, of esper offline), a run."""
+    """Start from a policy: small-conv, small-dense, a checkpoint (of esper clone, of esper offline), a run."""
     teacher_kl: float | None = None
     """With --init: weight of the distance to that policy in the loss; it falls to zero over 20 updates."""
     reward: Literal["shaped", "simplified", "sparse", "minimal"] | None = None

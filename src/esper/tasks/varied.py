@@ -24,7 +24,7 @@ from esper.tasks.token_host import TokenHost
 
 LINES = 2_500
 """Of a made-up language."""
-STAGES, STAGES_OF_VECTORS = (2, 4), (2, 6)
+STAGES, STAGES_OF_VECTORS = (2, 4), (2, 8)
 """Of a host, the fewest and the most. Vectors are cheap to train, so there is time for deep hosts."""
 
 
@@ -90,21 +90,27 @@ def _convolutional(
 
 def _sequence(rng: np.random.Generator, held_out: bool) -> tuple[Task, Host]:
     splits, source = _any_series(rng, held_out)
-    return _of_tokens(rng, data.pieces(splits), source, STAGES, attention=0.3)
+    return _of_tokens(rng, data.pieces(splits), source, STAGES, attention=0.3, straight=1 / 3)
 
 
 def _vector(rng: np.random.Generator, held_out: bool) -> tuple[Task, Host]:
     makers = {"clusters": data.clusters, "regions": data.regions, "bands": data.bands}
-    source = str(rng.choice(list(makers), p=[0.4, 0.25, 0.35]))
-    return _of_tokens(rng, makers[source](rng), source, STAGES_OF_VECTORS, attention=0.0)
+    source = str(rng.choice(list(makers), p=[0.3, 0.2, 0.5]))
+    return _of_tokens(rng, makers[source](rng), source, STAGES_OF_VECTORS, attention=0.0, straight=0.5)
 
 
 def _of_tokens(
-    rng: np.random.Generator, splits: Splits, source: str, depth: tuple[int, int], attention: float
+    rng: np.random.Generator,
+    splits: Splits,
+    source: str,
+    depth: tuple[int, int],
+    attention: float,
+    straight: float,
 ) -> tuple[Task, Host]:
+    """`straight`: how often no stage bends anything."""
     stages = _between(rng, depth)
     widths = [int(width) for width in rng.integers(4, 21, stages)]
-    bending = float(rng.choice([0.0, 0.5, 1.0]))
+    bending = float(rng.choice([0.0, 0.5, 1.0], p=[straight, (1 - straight) / 2, (1 - straight) / 2]))
     bends = [bool(rng.random() < bending) for _ in range(stages)]
     attends = [bool(rng.random() < attention) for _ in range(stages)]
     features = splits.train.x.shape[-1]

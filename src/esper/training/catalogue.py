@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from esper.agent.controller import LearnedController
-from esper.agent.shipped import shipped_names, shipped_path
+from esper.agent.shipped import provenance, shipped_names, shipped_path
 from esper.policy import catalogue as rules
+from esper.policy.by_host import ByHost
 from esper.policy.controller import Controller
 from esper.training.run_folder import RunFolder
 
@@ -19,12 +20,19 @@ def make_controller(name: str) -> Controller:
     if name in rules.CONTROLLERS:
         return rules.make_controller(name)
     if name in shipped_names():
-        shipped = LearnedController.load(shipped_path(name))
-        shipped.name = name
-        return shipped
+        return _shipped(name)
     if Path(name).suffix == ".safetensors" or Path(name).is_dir():
         return LearnedController.load(policy_file(name))
     return rules.make_controller(name, others=shipped_names())
+
+
+def _shipped(name: str) -> Controller:
+    asks = provenance(name).asks
+    if asks is not None:
+        return ByHost(name, *(LearnedController.load(shipped_path(one)) for one in (asks.dense, asks.others)))
+    controller = LearnedController.load(shipped_path(name))
+    controller.name = name
+    return controller
 
 
 def policy_file(name: str) -> Path:
@@ -39,7 +47,6 @@ def policy_file(name: str) -> Path:
             raise ValueError(f"the run {path} has no checkpoint yet")
         return checkpoint
     if not path.exists() and len(path.parts) == 1 and not path.suffix:  # more like a misspelt name than like a file
-        raise ValueError(
-            f"there is no checkpoint {name}; the controllers that come by name: {', '.join(shipped_names())}"
-        )
+        policies = [shipped for shipped in shipped_names() if provenance(shipped).asks is None]
+        raise ValueError(f"there is no checkpoint {name}; the policies that come by name: {', '.join(policies)}")
     return path

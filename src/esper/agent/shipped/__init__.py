@@ -1,7 +1,8 @@
-"""Learned controllers that come with Esper, by name: `NAME.safetensors` (the policy) and `NAME.json` (its provenance).
+"""Learned controllers that come with Esper, by name: `NAME.json` (its provenance) and `NAME.safetensors` (a policy).
 
-`benchmarks/ship.py` makes them. A policy's network is kept in float16 and loaded into float32; apart from that, it is
-an ordinary checkpoint. Nothing here needs torch, so that the options' help is quick.
+One without a policy of its own is a pair: it asks one of two others, by a host's slots. `benchmarks/ship.py` makes
+them. A policy's network is kept in float16 and loaded into float32; apart from that, it is an ordinary checkpoint.
+Nothing here needs torch, so that the options' help is quick.
 """
 
 from __future__ import annotations
@@ -46,8 +47,23 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
+class Pair:
+    """The policies that a controller asks."""
+
+    dense: str
+    """About hosts whose slots are all dense."""
+    others: str
+    """About every other host."""
+
+    def sha256(self) -> str:
+        """Of the sums that the two policies shipped with."""
+        sums = f"dense {_read(self.dense).sha256}\nothers {_read(self.others).sha256}\n"
+        return hashlib.sha256(sums.encode()).hexdigest()
+
+
+@dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a shipped controller comes from, and which file is meant."""
+    """Where a shipped controller comes from, and which policies are meant."""
 
     summary: str
     """What it is, in half a line."""
@@ -63,7 +79,9 @@ class Provenance:
     score: Score | None
     """None: not judged yet."""
     sha256: str
-    """Of the safetensors file."""
+    """Of the safetensors file, or of a pair's sums."""
+    asks: Pair | None
+    """None: it has a policy of its own."""
     blueprints: list[str]
     """The kinds of seed that it knows, in the order of their numbers."""
     layout: str
@@ -78,13 +96,21 @@ STATED = ("summary", "commands", "seeds", "env_steps", "wall_seconds", "machine"
 
 
 def shipped_names() -> tuple[str, ...]:
-    return tuple(sorted(path.stem for path in FOLDER.glob("*.safetensors")))
+    files = [*FOLDER.glob("*.json"), *FOLDER.glob("*.safetensors")]  # what lacks one of its two is told, not hidden
+    return tuple(sorted({path.stem for path in files}))
 
 
 def shipped_path(name: str) -> Path:
     """The policy's file, after making sure that it is the one that was shipped."""
     known = provenance(name)
-    path = _weights(name)
+    if known.asks is not None:
+        raise ShippedError(
+            f"{name!r} has no policy of its own, it asks {known.asks.dense} where all slots are dense and "
+            f"{known.asks.others} elsewhere: name one of them"
+        )
+    path = FOLDER / f"{name}.safetensors"
+    if not path.exists():
+        raise ShippedError(f"{path} is missing: install Esper again")
     if hashlib.sha256(path.read_bytes()).hexdigest() != known.sha256:
         raise ShippedError(
             f"{path} is not the file that was shipped as {name!r} (its sha256 differs from {name}.json): install Esper "
@@ -94,8 +120,19 @@ def shipped_path(name: str) -> Path:
 
 
 def provenance(name: str) -> Provenance:
-    """What is known about a shipped controller. The policy's file is not looked at."""
-    _weights(name)
+    """What is known about a shipped controller. Policies' files are not looked at."""
+    known = _read(name)
+    if known.asks is not None and known.asks.sha256() != known.sha256:
+        raise ShippedError(
+            f"{FOLDER / name}.json is about other policies than the {known.asks.dense} and {known.asks.others} that "
+            "lie beside it: install Esper again"
+        )
+    return known
+
+
+def _read(name: str) -> Provenance:
+    if name not in shipped_names():
+        raise ShippedError(f"no controller {name!r} comes with Esper; there are: {', '.join(shipped_names())}")
     path = FOLDER / f"{name}.json"
     try:
         return parse_provenance(json.loads(path.read_text("utf-8")))
@@ -109,10 +146,6 @@ def parse_provenance(data: dict[str, Any]) -> Provenance:
     missing, unknown = sorted(names - set(data)), sorted(set(data) - names)
     if missing or unknown:
         raise ValueError(f"missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
-    return Provenance(**{**data, "score": None if data["score"] is None else Score(**data["score"])})
-
-
-def _weights(name: str) -> Path:
-    if name not in shipped_names():
-        raise ShippedError(f"no controller {name!r} comes with Esper; there are: {', '.join(shipped_names())}")
-    return FOLDER / f"{name}.safetensors"
+    score, asks = data["score"], data["asks"]
+    parts = {"score": None if score is None else Score(**score), "asks": None if asks is None else Pair(**asks)}
+    return Provenance(**{**data, **parts})
