@@ -26,7 +26,7 @@ from esper.tasks.registry import Task, load_task
 from esper.tasks.token_host import TokenHost
 
 STAGES, MANY_STAGES = 5, 8
-"""Of deep hosts. Training meets series of up to four stages, vectors of up to four (`disguised`) and six (`varied`)."""
+"""Of deep hosts. Training meets series of up to four stages, vectors of four (`disguised`) and eight (`varied`)."""
 
 
 class Reseeded:
