@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 
+from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.lifecycle import Stage
 from esper.training.catalogue import make_controller
 from esper.training.evaluation import draw_numbers
@@ -223,7 +224,7 @@ def _typeset(text: str) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("controller", nargs="?", default="small", help="a name, a checkpoint, a run")
+    parser.add_argument("controller", nargs="?", default=DEFAULT_CONTROLLER, help="a name, a checkpoint, a run")
     parser.add_argument("--draws", type=int, default=60)
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where behaviour.md and images/ go")

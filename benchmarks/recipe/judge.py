@@ -2,6 +2,7 @@
 
     python benchmarks/recipe/judge.py small-conv policies/0.safetensors --families mixed varied disguised --problems 48
 
+Families of the transfer part (`'deep vectors'`) have training draws, too, which nothing is trained on.
 Mean scores in points (accuracy minus rent), and what each player has more than the first, with 95 % intervals. Players
 are names, files, or plans of `portfolio.py` (`plan:norm@*`). All data of these draws are for choosing, their test sets
 too: in generated families nothing of them comes back in a held-out draw. In `natural/…` it does; do not choose by it.
@@ -13,6 +14,7 @@ import argparse
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 
 import torch
 from portfolio import plan
@@ -24,11 +26,19 @@ from esper.training.catalogue import make_controller
 from esper.training.evaluation import EpisodeResult, Job, Results, jobs_for, run_jobs
 from esper.training.statistics import Estimate, bootstrap, paired
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+from results.families import transfer_families
+
 PLAN = "plan:"
 
 
 def player(text: str) -> Controller | str:
     return plan(text.removeprefix(PLAN)) if text.startswith(PLAN) else text
+
+
+def family_of(name: str) -> Family | str:
+    """One of the transfer part, which has no other way to be named, or what the name stands for everywhere."""
+    return transfer_families(None).get(name, name)
 
 
 def judged(family: Family | str, players: Sequence[str], problems: int, workers: int, seconds: float | None) -> Results:
@@ -44,7 +54,8 @@ def judged(family: Family | str, players: Sequence[str], problems: int, workers:
         nonlocal done
         done += 1
         if done % 20 == 0 or done == len(jobs):
-            print(f"{job.family}: {done} of {len(jobs)}, {time.perf_counter() - started:.0f} s", file=sys.stderr)
+            name = job.family if isinstance(job.family, str) else job.family.name
+            print(f"{name}: {done} of {len(jobs)}, {time.perf_counter() - started:.0f} s", file=sys.stderr)
 
     found = run_jobs(jobs, workers=workers, progress=tell, stop=late)
     common = set.intersection(*(set(results) for results in found.values()))
@@ -80,7 +91,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error("a player is named twice")
     try:  # told now, not after an hour
         for family in chosen.families:
-            get_family(family).draw(JUDGED_FROM)
+            found = family_of(family)
+            (get_family(found) if isinstance(found, str) else found).draw(JUDGED_FROM)
         for text in chosen.players:
             who = player(text)
             if isinstance(who, str):
@@ -89,11 +101,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.error(str(error))
     torch.set_num_threads(1)
     for family in chosen.families:
-        found = judged(family, chosen.players, chosen.problems, chosen.workers, chosen.seconds)
-        count = len(next(iter(found.values())))
+        results = judged(family_of(family), chosen.players, chosen.problems, chosen.workers, chosen.seconds)
+        count = len(next(iter(results.values())))
         if not count:
             parser.error(f"no draw of {family} was played by all in time: allow more --seconds")
-        print(f"{family}, {count} training draws", *table(found), sep="\n", flush=True)
+        print(f"{family}, {count} training draws", *table(results), sep="\n", flush=True)
     return 0
 
 

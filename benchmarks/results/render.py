@@ -59,7 +59,7 @@ def render_other(controller: str, folder: Path = FOLDER, docs: Path = DOCS, ship
     """A shorter page, without pictures, about a controller that nobody gets unless it is named."""
     parts, made = _checked(folder / controller, shipped / f"{controller}.json")
     mixed, transfer, cifar = (parts[name] for name in ("mixed", "transfer", "cifar"))
-    elsewhere = _missing("transfer") if transfer is None else transfer_section(transfer, mixed, MET[controller])
+    elsewhere = _missing("transfer") if transfer is None else transfer_section(transfer, mixed, _met(controller))
     sections = [
         [f"# Results of `{controller}`", "", f"It is {made['summary']}.", "", *commands(parts, controller)],
         ["## What it shows", "", *verdict(claims(parts))],
@@ -93,7 +93,7 @@ def _policies(part: Content) -> set[str]:
 
 def page_text(parts: Mapping[str, Content | None], made: dict[str, Any], docs: Path) -> str:
     mixed, harmless, transfer, cifar = (parts[name] for name in ("mixed", "harm", "transfer", "cifar"))
-    met = MET[DEFAULT_CONTROLLER]
+    met = _met(DEFAULT_CONTROLLER)
     elsewhere = _missing("transfer") if transfer is None else transfer_section(transfer, mixed, met)
     sections = [
         ["# Results: the learned controller against everything else", "", *commands(parts)],
@@ -105,6 +105,14 @@ def page_text(parts: Mapping[str, Content | None], made: dict[str, Any], docs: P
         ["## What it costs", "", *cost_section(made, mixed, docs / "need_and_place.json")],
     ]
     return "\n\n".join("\n".join(section) for section in sections) + "\n"
+
+
+def _met(controller: str) -> str:
+    if controller not in MET:
+        raise SystemExit(
+            f"render.py does not know how deep the hosts were that {controller} learnt from: say so in MET"
+        )
+    return MET[controller]
 
 
 def _missing(part: str) -> list[str]:

@@ -101,7 +101,9 @@ def cifar_setting(options: argparse.Namespace) -> Setting:
 def arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("part", choices=("mixed", "harm", "transfer", "cifar", "render"))
-    parser.add_argument("--controller", default="small", help="the learned controller: a name, a checkpoint, a run")
+    parser.add_argument(
+        "--controller", default=DEFAULT_CONTROLLER, help="the learned controller: a name, a checkpoint, a run"
+    )
     parser.add_argument("--heuristic", help="the tuned heuristic's TOML file; the default settings play as well")
     parser.add_argument("--schedule", help="the best fixed schedule's TOML file, in place of the built-in one")
     parser.add_argument("--episodes", type=int, help="draws; each part has its own default")

@@ -39,11 +39,11 @@ class ByHost:
 
     def _begin(self, situations: Sequence[Situation]) -> list[tuple[Controller, list[int]]]:
         """Who is asked about which learners. Slots do not change their layout, so this holds for whole episodes."""
-        places: dict[bool, list[int]] = {True: [], False: []}
-        for place, situation in enumerate(situations):
-            places[all(slot.layout == "dense" for slot in situation.slots)].append(place)
-        asked = [(self.dense, places[True]), (self.others, places[False])]
-        asked = [(controller, own) for controller, own in asked if own]
-        for controller, own in asked:
-            controller.reset([self._seeds[place] for place in own])
+        dense = [all(slot.layout == "dense" for slot in situation.slots) for situation in situations]
+        asked = []
+        for controller, kind in ((self.dense, True), (self.others, False)):
+            places = [place for place, is_dense in enumerate(dense) if is_dense is kind]
+            if places:
+                controller.reset([self._seeds[place] for place in places])
+                asked.append((controller, places))
         return asked
