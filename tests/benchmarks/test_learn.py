@@ -331,6 +331,13 @@ def test_judging_stops_when_time_is_up_with_the_draws_that_all_have_played(
     assert "no draw of mixed/vector was played by all in time" in capsys.readouterr().err
 
 
+def test_families_of_the_transfer_part_can_be_judged_by_name() -> None:
+    deep = judge.family_of("very deep vectors")
+    assert not isinstance(deep, str)
+    assert len(deep.draw(rounds.JUDGED_FROM).task.slots) == 8
+    assert judge.family_of("mixed/vector") == "mixed/vector"
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [
