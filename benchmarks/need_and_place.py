@@ -118,7 +118,15 @@ def loads(number: int) -> bool:
 def body(draw: Draw) -> GrowingModel:
     with torch.random.fork_rng(devices=[]):
         host = draw.task.make_host()
-    return attach(host, draw.task.slots, draw.task.splits.train.x[:2], budget=draw.budget, max_seeds=draw.max_seeds)
+    task = draw.task
+    return attach(
+        host,
+        task.slots,
+        task.splits.train.x[:2],
+        visibility=task.visibility,
+        budget=draw.budget,
+        max_seeds=draw.max_seeds,
+    )
 
 
 def schedules(model: GrowingModel, quick: bool) -> list[str]:

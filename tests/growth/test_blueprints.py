@@ -8,6 +8,7 @@ import inspect
 import math
 import textwrap
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from esper.growth.blueprints import (
     Gated,
     Layout,
     SlotShape,
+    Visibility,
     blueprint,
     blueprint_names,
     conv,
@@ -30,6 +32,7 @@ from esper.growth.blueprints import (
     gate,
     get_blueprint,
     registry,
+    rotary,
     sequence,
 )
 from esper.growth.seed import Seed, parameter_count
@@ -55,10 +58,10 @@ every_kind = pytest.mark.parametrize(("name", "layout"), KINDS)
 every_seed = pytest.mark.parametrize(("name", "layout", "blend"), SEEDS)
 
 
-def grown(name: str, layout: Layout, blend: str) -> Seed:
+def grown(name: str, layout: Layout, blend: str, shape: SlotShape | None = None) -> Seed:
     """A seed that is no longer an identity: all its parameters moved, as after training."""
     torch.manual_seed(0)
-    seed = Seed(name, SHAPES[layout], blend)
+    seed = Seed(name, shape or SHAPES[layout], blend)
     with torch.no_grad():
         for parameter in seed.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
@@ -218,18 +221,99 @@ def test_each_example_stands_for_itself(name: str, layout: Layout, blend: str) -
     torch.testing.assert_close(seed.eval()(h), together)  # and a seed has no second mode
 
 
+CAUSAL: dict[Layout, SlotShape] = {
+    layout: replace(SHAPES[layout], visibility="causal") for layout in ("conv1d", "sequence")
+}
+LOOKING_AROUND = {"squeeze_excite", "depthwise", "conv", "wide", "bottleneck", "attention"}
+"""Kinds whose outputs depend on other positions, in every layout that has some."""
+
+
 @pytest.mark.parametrize("blend", BLENDS)
-@pytest.mark.parametrize("name", EXPECTED["sequence"])
-def test_no_position_sees_a_later_one(name: str, blend: str) -> None:
-    seed, h = grown(name, "sequence", blend), SHAPES["sequence"].example(3)
-    time = h.shape[1]
+@pytest.mark.parametrize(("name", "layout"), [kind for kind in KINDS if kind[1] in CAUSAL])
+def test_in_a_causal_slot_no_position_sees_a_later_one(name: str, layout: Layout, blend: str) -> None:
+    seed, h = grown(name, layout, blend, CAUSAL[layout]), CAUSAL[layout].example(3)
+    axis = 1 if layout == "sequence" else 2
     whole = seed(h)
-    for t in range(1, time):
-        torch.testing.assert_close(seed(h[:, :t]), whole[:, :t], rtol=1e-4, atol=1e-5)
+    for t in range(1, h.shape[axis]):
+        # A shorter example is no different from the beginning of a longer one, so one may generate step by step.
+        torch.testing.assert_close(seed(h.narrow(axis, 0, t)), whole.narrow(axis, 0, t), rtol=1e-4, atol=1e-5)
         probe = h.clone().requires_grad_()
-        seed(probe)[:, :t].square().sum().backward()
+        seed(probe).narrow(axis, 0, t).square().sum().backward()
         assert probe.grad is not None
-        assert not probe.grad[:, t:].any()  # exactly none
+        assert not probe.grad.narrow(axis, t, h.shape[axis] - t).any()  # exactly none
+
+
+@pytest.mark.parametrize(("name", "layout"), [kind for kind in KINDS if kind[1] in CAUSAL])
+@pytest.mark.parametrize("visibility", ["causal", "both"])
+def test_what_looks_around_does_so_as_far_as_it_may(name: str, layout: Layout, visibility: Visibility) -> None:
+    shape = replace(SHAPES[layout], visibility=visibility)
+    seed, h = grown(name, layout, "linear", shape), shape.example(1).requires_grad_()
+    axis = 1 if layout == "sequence" else 2
+    middle = h.shape[axis] // 2
+    seed(h).select(axis, middle).square().sum().backward()
+    assert h.grad is not None
+    before, after = (bool(h.grad.select(axis, middle + step).any()) for step in (-1, 1))
+    by_whole_example = layout == "conv1d" and visibility == "both"  # norms over all positions
+    around = name in LOOKING_AROUND
+    assert before is (around or by_whole_example)
+    assert after is (visibility == "both" and (around or by_whole_example))
+
+
+@every_kind
+def test_what_a_slot_forbids_does_not_fit_it(name: str, layout: Layout) -> None:
+    entry, around = get_blueprint(name, layout), name in LOOKING_AROUND
+    shape = SHAPES[layout]
+    assert entry.fits(shape)
+    assert entry.fits(replace(shape, visibility="position")) is not around
+    assert entry.fits(replace(shape, visibility="causal")) is (not around or layout != "conv2d")
+
+
+def test_a_blueprint_of_a_user_that_would_leak_does_not_fit_a_causal_slot(own_registry: None) -> None:
+    @blueprint("blur", "conv1d")
+    class Blur(nn.Module):
+        def __init__(self, channels: int, layout: str) -> None:
+            super().__init__()
+            self.mix = nn.Parameter(torch.zeros(()))
+
+        def forward(self, h: Tensor) -> Tensor:
+            return h + self.mix * F.avg_pool1d(h, 3, 1, 1)
+
+    assert "blur" in {b.name for b in fitting(SHAPES["conv1d"])}
+    assert "blur" not in {b.name for b in fitting(CAUSAL["conv1d"])}
+    with pytest.raises(ValueError, match="'peek' looks at other positions of a sequence, so it must respect padding"):
+
+        @blueprint("peek", "sequence")
+        class Peek(nn.Module):
+            def __init__(self, channels: int, layout: str) -> None:
+                super().__init__()
+                self.mix = nn.Parameter(torch.zeros(()))
+
+            def forward(self, h: Tensor) -> Tensor:
+                return h + self.mix * h.mean(1, keepdim=True)
+
+
+@pytest.mark.parametrize("blend", BLENDS)
+@pytest.mark.parametrize("visibility", ["causal", "both"])
+def test_attention_reads_no_padding(visibility: Visibility, blend: str) -> None:
+    shape = replace(SHAPES["sequence"], visibility=visibility)
+    seed, h = grown("attention", "sequence", blend, shape), shape.example(2)
+    shown = torch.ones(2, 1, 1, h.shape[1], dtype=torch.bool)
+    shown[0, :, :, :3] = False
+    out = seed(h, shown)
+    other = h.clone()
+    other[0, :3] += 1.0
+    assert torch.equal(seed(other, shown)[:, 3:], out[:, 3:])
+    assert not torch.equal(seed(other)[:, 3:], out[:, 3:])  # it would have
+    assert out.isfinite().all()
+
+
+def test_channels_last_is_the_same_seed_with_its_axes_moved() -> None:
+    shape = replace(SHAPES["conv2d"], channels_last=True)
+    for blend in BLENDS:
+        last, first = grown("conv", "conv2d", blend, shape), grown("conv", "conv2d", blend)
+        h = shape.example(2)
+        assert h.shape == (2, 5, 3, 12)
+        assert torch.equal(last(h), first(h.movedim(-1, 1)).movedim(1, -1))
 
 
 def test_sequence_attention_does_look_back() -> None:
@@ -357,14 +441,14 @@ def test_seed_refuses_an_unknown_blend() -> None:
 
 
 def sources() -> str:
-    """All blueprint classes as text, without decorators, in the order of their definition."""
-    parts = []
-    for module in (conv, dense, sequence, gate):
+    """All classes and functions of blueprints as text, without decorators, in the order of their definition."""
+    parts = ["from __future__ import annotations"]
+    for module in (rotary, conv, dense, sequence, gate):
         for node in ast.parse(inspect.getsource(module)).body:
-            if isinstance(node, ast.ClassDef):
+            if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 text = inspect.getsource(getattr(module, node.name))
                 lines = textwrap.dedent(text).splitlines()
-                parts.append("\n".join(lines[next(i for i, x in enumerate(lines) if x.startswith("class ")) :]))
+                parts.append("\n".join(lines[next(i for i, x in enumerate(lines) if x[:4] in ("clas", "def ")) :]))
     return "\n\n".join(parts)
 
 
@@ -417,7 +501,7 @@ def test_a_name_that_does_not_fit_the_slot_is_refused() -> None:
 
 def test_one_name_serves_several_layouts() -> None:
     assert get_blueprint("attention", "conv2d").module is conv.ConvAttention
-    assert get_blueprint("attention", "sequence").module is sequence.CausalAttention
+    assert get_blueprint("attention", "sequence").module is sequence.SequenceAttention
     assert get_blueprint("attention").name == "attention"
 
 

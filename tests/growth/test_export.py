@@ -374,7 +374,7 @@ def test_garbage_for_an_architecture(damaged: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda d: d.update(version=2), "has format 2; this Esper reads up to 1: update Esper"),
+        (lambda d: d.update(version=3), "has format 3; this Esper reads up to 2: update Esper"),
         (lambda d: d.pop("grafts"), "it has no 'grafts'"),
         (lambda d: d["grafts"][0].update(blueprint="gone"), "'gone', which is not registered here: import the file"),
         (lambda d: d["grafts"][0].update(path="stages.9"), "does not describe a model"),

@@ -16,8 +16,8 @@ from esper.engine.half import HalfWeights
 from esper.engine.measure import Evaluation, Loss, Pending, Score, evaluate
 from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.precision import Precision, arithmetic, in_half
-from esper.growth.attach import arguments
 from esper.growth.model import GrowingModel
+from esper.growth.probe import arguments
 from esper.growth.slot import Slot, preserved_rng
 from esper.lifecycle import IllegalTransitionError, Stage, Transition
 from esper.tasks.feed import Batch, Feed

@@ -15,8 +15,8 @@ from typing import Generic, TypeVar
 import torch
 from torch import Tensor
 
-from esper.growth.attach import arguments
 from esper.growth.model import GrowingModel
+from esper.growth.probe import arguments
 from esper.growth.slot import Mode, Slot
 from esper.lifecycle import Contrast
 from esper.tasks.feed import Batch

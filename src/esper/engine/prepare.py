@@ -48,7 +48,7 @@ def task_learner(
     if half_images:
         quicken(host)
         train, val = Split(channels_last(train.x), train.y), Split(channels_last(val.x), val.y)
-    found = known or survey(host, task.slots, task.splits.train.x[:2])
+    found = known or survey(host, task.slots, train.x[:2], visibility=task.visibility)
     growing = GrowingModel(host, found, rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed)
     if half_images:
         growing.on_planting = quicken

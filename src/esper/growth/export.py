@@ -20,10 +20,10 @@ from torch.utils._pytree import tree_leaves, tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.files import write_whole
-from esper.growth.attach import arguments, untouched, with_batch
 from esper.growth.blueprints import get_blueprint
 from esper.growth.graft import Grafted, graft
 from esper.growth.model import GrowingModel
+from esper.growth.probe import arguments, untouched, with_batch
 from esper.growth.program import trace
 from esper.growth.replay import Recorder
 from esper.growth.saved import FORMAT, FORMAT_VERSION, LoadError, assemble, load
@@ -117,6 +117,8 @@ def _record(slot: Slot, alpha: float) -> Graft:
         alpha=alpha,
         stage=slot.life.stage.name,
         parameters=_count(seed.body),
+        visibility=seed.shape.visibility,
+        channels_last=seed.shape.channels_last,
     )
 
 

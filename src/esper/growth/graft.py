@@ -5,6 +5,7 @@ This file needs torch alone and names nothing else of Esper's, because its sourc
 
 from __future__ import annotations
 
+import inspect
 from typing import Any
 
 import torch
@@ -25,12 +26,13 @@ class Grafted(nn.Module):
         self.seed = seed
         self.alpha = alpha  # below 1 only for a seed that was exported before it was blended in fully
         self.grown = grown or {}
+        self.inputs = argument_names(host) if getattr(seed, "reads_mask", False) else ()
         self.training = host.training
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = self.host(*args, **kwargs)
         h = output if isinstance(output, torch.Tensor) else output[0]
-        changed = self.seed(h)
+        changed = self.seed(h, readable(self.inputs, args, kwargs, h)) if self.inputs else self.seed(h)
         mixed = changed if self.alpha == 1.0 else h + self.alpha * (changed - h)
         return mixed if isinstance(output, torch.Tensor) else type(output)((mixed, *output[1:]))
 
@@ -52,6 +54,43 @@ def graft(model: nn.Module, places: list[tuple[str, nn.Module, float, dict[str, 
         grafted = Grafted(module, seed, alpha, grown)
         for holder, name in holders:
             holder._modules[name] = grafted
+        if grafted.inputs:  # a seed that reads other positions: generation must show it all of them, see `readable`
+            for config in (getattr(model, name, None) for name in ("config", "generation_config")):
+                if config is not None and getattr(config, "use_cache", None):
+                    config.use_cache = False
+
+
+MASKS = ("attention_mask", "key_padding_mask", "src_key_padding_mask", "padding_mask")
+"""What modules call a mask that says which positions are padding."""
+
+
+def argument_names(module: nn.Module) -> tuple[str, ...]:
+    """The names of a module's inputs, in their order."""
+    return tuple(inspect.signature(module.forward).parameters)
+
+
+def readable(
+    names: tuple[str, ...], args: tuple[Any, ...], kwargs: dict[str, Any], h: torch.Tensor
+) -> torch.Tensor | None:
+    """Which positions may be read, from a module's own inputs: True where, [batch, 1, 1 or time, time]; None is all.
+
+    A key-value cache that stands for positions that `h` does not show is refused: the seed has no such cache.
+    """
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    for value in given.values():
+        if hasattr(value, "get_seq_length") and value.get_seq_length() > h.shape[1]:
+            raise RuntimeError(
+                f"an attention seed grew here and must see all {value.get_seq_length()} positions, but with the "
+                f"key-value cache it is shown {h.shape[1]}: generate with use_cache=False"
+            )
+    for name in MASKS:
+        mask = given.get(name)
+        if isinstance(mask, torch.Tensor) and mask.dim() > 1:
+            # Numbers are added to scores (so very negative is hidden) or, one per position, are 1 for what counts.
+            added = mask.is_floating_point() and (mask.dim() > 2 or "padding" in name)
+            shown = mask > -1e4 if added else (mask != 0) ^ ("padding" in name)
+            return shown.reshape(shown.shape[0], *[1] * (4 - shown.dim()), *shown.shape[1:])[:, :1]
+    return None
 
 
 def fill(model: nn.Module, saved: dict[str, torch.Tensor], tied: dict[str, str]) -> None:

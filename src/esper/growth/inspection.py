@@ -13,6 +13,8 @@ class SlotRow:
 
     path: str
     shape: str
+    sees: str
+    """What a seed here may read: both sides, nothing later (causal), or its own position alone."""
     stage: str
     seed: str
     alpha: float
@@ -29,8 +31,8 @@ class Inspection:
     rows: tuple[SlotRow, ...]
 
     def __str__(self) -> str:
-        header = ("slot", "shape", "stage", "seed", "alpha", "parameters")
-        cells = [(r.path, r.shape, r.stage, r.seed, f"{r.alpha:.2f}", f"{r.parameters:,}") for r in self.rows]
+        header = ("slot", "shape", "sees", "stage", "seed", "alpha", "parameters")
+        cells = [(r.path, r.shape, r.sees, r.stage, r.seed, f"{r.alpha:.2f}", f"{r.parameters:,}") for r in self.rows]
         widths = [max(len(row[i]) for row in (header, *cells)) for i in range(len(header))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *cells)
@@ -50,7 +52,8 @@ def inspect(model: GrowingModel) -> Inspection:
         rows=tuple(
             SlotRow(
                 path=slot.path,
-                shape=f"{slot.shape.layout} {'×'.join(map(str, (slot.shape.channels, *slot.shape.sizes)))}",
+                shape=str(slot.shape),
+                sees="–" if slot.shape.layout == "dense" else slot.shape.visibility,
                 stage=slot.life.stage.name,
                 seed="–" if slot.seed is None else f"{slot.seed.blueprint} ({slot.seed.blend})",
                 alpha=slot.life.alpha,

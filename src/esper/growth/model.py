@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from esper.growth.blueprints import Blueprint, SlotShape, blueprint_names, fitting
+from esper.growth.blueprints import VISIBILITIES, Blueprint, SlotShape, blueprint_names, fitting
 from esper.growth.replay import Recorder
 from esper.growth.seed import Seed, parameter_count
 from esper.growth.slot import Mode, Slot, preserved_buffers, preserved_rng
@@ -31,6 +31,15 @@ class Survey:
     """The slots, in the order of the forward pass."""
     taps: tuple[str, ...]
     """The modules whose outputs a replay can use again (`esper.growth.replay`)."""
+
+
+def planted_modules(model: nn.Module) -> list[str]:
+    """Paths of the modules that carry hooks of Esper's, found by whom the hooks belong to."""
+    return [
+        path
+        for path, module in model.named_modules()
+        if any(isinstance(getattr(hook, "__self__", None), Slot | Recorder) for hook in module._forward_hooks.values())
+    ]
 
 
 class GrowingModel(nn.Module):
@@ -153,7 +162,8 @@ class GrowingModel(nn.Module):
         if self.max_seeds is not None and len(self.seeds) >= self.max_seeds:
             return f"the limit of {self.max_seeds} seeds is reached"
         if blueprint not in {candidate.name for candidate in self.candidates(slot)}:
-            return f"blueprint {blueprint!r} does not fit slot {slot.path} ({slot.shape.layout})"
+            seen = "" if slot.shape.visibility == "both" else f", {VISIBILITIES[slot.shape.visibility]}"
+            return f"blueprint {blueprint!r} does not fit slot {slot.path} ({slot.shape.layout}{seen})"
         size = self.parameter_count + self.cost(slot, blueprint)
         if self.budget is not None and size > self.budget:
             return f"{blueprint} at {slot.path} would make {size:,} parameters; the budget is {self.budget:,}"
@@ -207,6 +217,13 @@ class GrowingModel(nn.Module):
         elif slot.life.stage is Stage.BLENDING:
             slot.end_incubation()
         slot.set_alpha()
+
+    def detach(self) -> nn.Module:
+        """Take every seed and hook off the host, and give it back: trained, and without anything of Esper's on it."""
+        for slot in self.slots:
+            slot.uproot()
+        self.seeds.clear()
+        return self.host
 
     # -- what there is ------------------------------------------------------------------------------------------
 

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from esper.growth.attach import arguments, with_batch
+from esper.growth.probe import arguments, with_batch
 
 
 class ProgramError(ValueError):

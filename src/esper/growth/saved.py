@@ -19,7 +19,7 @@ from safetensors.torch import load_file
 from torch import nn
 
 from esper.actions import BLENDS
-from esper.growth.blueprints import LAYOUTS, Gated, blueprint_names, get_blueprint
+from esper.growth.blueprints import LAYOUTS, VISIBILITIES, SlotShape, blueprint_names, enclosed, get_blueprint
 from esper.growth.graft import fill, graft
 from esper.growth.program import ProgramError, read_program
 from esper.growth.slot import preserved_rng
@@ -27,7 +27,8 @@ from esper.growth.standalone import Graft, find_host
 from esper.lifecycle import IN_FORWARD, Stage
 
 FORMAT = "esper-model"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
+"""2: grafts say what they may read (`visibility`), and may stand where channels come last."""
 
 
 class LoadError(ValueError):
@@ -116,8 +117,8 @@ def _read_graft(data: Any, path: Path) -> Graft:
     if not 0.0 <= graft.alpha <= 1.0:
         raise LoadError(f"{damaged} alpha must lie between 0 and 1, not be {graft.alpha}")
     stages = [stage.name for stage in Stage if stage in IN_FORWARD]
-    for name, known in (("blend", BLENDS), ("layout", LAYOUTS), ("stage", stages)):
-        if data[name] not in known:
+    for name, known in (("blend", BLENDS), ("layout", LAYOUTS), ("stage", stages), ("visibility", VISIBILITIES)):
+        if getattr(graft, name) not in known:
             raise LoadError(f"{damaged} {name} must be one of {', '.join(known)}, not {data[name]!r:.60}")
     return graft
 
@@ -168,7 +169,13 @@ def _build_seed(record: Graft) -> nn.Module:
         )
     # The saved arguments, not today's options: a blueprint may have been re-tuned since.
     body = get_blueprint(record.blueprint, record.layout).module(**record.arguments)  # type: ignore[arg-type]
-    return Gated(body, record.arguments["channels"], record.layout) if record.blend == "gated" else body
+    shape = SlotShape(
+        record.layout,  # type: ignore[arg-type]  # `_read_graft` has looked
+        record.arguments["channels"],
+        visibility=record.visibility,  # type: ignore[arg-type]
+        channels_last=record.channels_last,
+    )
+    return enclosed(body, shape, record.blend)
 
 
 def _plain(record: Graft) -> dict[str, Any]:

@@ -8,14 +8,14 @@ import torch
 from torch import Tensor, nn
 
 from esper.actions import BLENDS
-from esper.growth.blueprints import Gated, SlotShape, get_blueprint
+from esper.growth.blueprints import SlotShape, enclosed, get_blueprint
 
 
 class Seed(nn.Module):
     """What grows in a slot: maps h to a tensor of the same shape, and to h itself at birth."""
 
     body: nn.Module
-    """The blueprint's module, inside a `Gated` for the blend "gated". This is what an exported model keeps."""
+    """The blueprint's module, and what its blend and its slot need around it. This is what an exported model keeps."""
 
     def __init__(self, blueprint: str, shape: SlotShape, blend: str = "linear") -> None:
         super().__init__()
@@ -24,13 +24,13 @@ class Seed(nn.Module):
         self.blueprint = blueprint
         self.shape = shape
         self.blend = blend
-        body = get_blueprint(blueprint, shape.layout).build(shape)
-        self.body = Gated(body, shape.channels, shape.layout) if blend == "gated" else body
+        self.body = enclosed(get_blueprint(blueprint, shape.layout).build(shape), shape, blend)
+        self.reads_mask = bool(getattr(self.body, "reads_mask", False))
         self.size = sum(parameter.numel() for parameter in self.parameters())
         """Parameters, constants included."""
 
-    def forward(self, h: Tensor) -> Tensor:
-        out: Tensor = self.body(h)
+    def forward(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
+        out: Tensor = self.body(h) if mask is None else self.body(h, mask)
         return out
 
     def extra_repr(self) -> str:

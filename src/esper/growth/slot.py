@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints import SlotShape
+from esper.growth.graft import argument_names, readable
 from esper.growth.replay import Recorded
 from esper.growth.seed import Seed
 from esper.growth.tensors import own_tensors
@@ -55,6 +56,7 @@ class Slot:
         self.keep_output = False
         self._repeat: Recorded | None = None
         self._handle: RemovableHandle | None = None
+        self._inputs: tuple[str, ...] = ()
         self._shadow_buffers: list[tuple[nn.Module, str, Tensor]] = []
 
     def plant(self, seed: Seed, host: nn.Module) -> None:
@@ -64,7 +66,9 @@ class Slot:
         self.trained = [parameter for parameter in parameters if parameter.requires_grad]
         self.trained_size = sum(parameter.numel() for parameter in self.trained)
         self.alpha, self._alpha_set = torch.zeros((), device=parameters[0].device), 0.0
-        self._handle = self.module.register_forward_hook(self._hook)
+        # What a seed that reads masks needs of the module's inputs; most read none, and pay nothing.
+        self._inputs = argument_names(self.module) if seed.reads_mask else ()
+        self._handle = self.module.register_forward_hook(self._hook, with_kwargs=True)
         self._shadow_buffers = [
             (module, name, buffer.clone())
             for module in host.modules()
@@ -94,7 +98,7 @@ class Slot:
             self.alpha.fill_(self.life.alpha)
             self._alpha_set = self.life.alpha
 
-    def _hook(self, module: nn.Module, args: Any, output: Any) -> Any:
+    def _hook(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         seed, mode = self.seed, self.mode
         assert seed is not None
         if mode is Mode.REPEAT:
@@ -103,15 +107,19 @@ class Slot:
             mode = Mode.LIVE
         h = _first(output)
         if mode is Mode.SHADOW:
-            return _with_first(output, seed(h.detach()))
+            return _with_first(output, self._grown(seed, h.detach(), args, kwargs))
         if mode is Mode.LIVE and self.life.stage in IN_FORWARD:
-            grown = seed(h)
+            grown = self._grown(seed, h, args, kwargs)
             mixed = grown if self.life.alpha == 1.0 else h + self.alpha * (grown - h)
         else:
             mixed = h
         if self.keep_output:
             self._repeat = Recorded.of(mixed)
         return None if mixed is h else _with_first(output, mixed)
+
+    def _grown(self, seed: Seed, h: Tensor, args: Any, kwargs: dict[str, Any]) -> Tensor:
+        changed: Tensor = seed(h, readable(self._inputs, args, kwargs, h)) if self._inputs else seed(h)
+        return changed
 
     def start_pass(self, *, keep_output: bool) -> None:
         """Forget the last pass; keep what the slot gives in the next one, for replays."""

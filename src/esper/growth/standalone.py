@@ -23,6 +23,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
+from esper.growth.blueprints import ChannelsLast, Gated
 from esper.growth.graft import Grafted, fill, graft
 
 # Names that the file has anyway, and what they are there.
@@ -73,6 +74,8 @@ class Graft:
     stage: str
     """Of its life, when the model was exported."""
     parameters: int
+    visibility: str = "both"
+    channels_last: bool = False
 
 
 def model_source(host: nn.Module, grafts: Sequence[tuple[Graft, nn.Module]], tied: dict[str, str]) -> str:
@@ -82,7 +85,7 @@ def model_source(host: nn.Module, grafts: Sequence[tuple[Graft, nn.Module]], tie
         collected.add(type(module))
     for part in (Grafted, graft, fill):
         collected.add(part)
-    lines = [f"        ({g.path!r}, {_constructor(g, seed)}, {g.alpha!r}, {{}})," for g, seed in grafts]
+    lines = [f"        ({g.path!r}, {_constructor(g)}, {g.alpha!r}, {{}})," for g, _ in grafts]
     places = "\n".join(["[", *lines, "    ]"]) if lines else "[]"
     source = _TEMPLATE.format(
         host=type(host).__name__,
@@ -99,16 +102,20 @@ def model_source(host: nn.Module, grafts: Sequence[tuple[Graft, nn.Module]], tie
 
 
 def _nested(seed: nn.Module) -> list[nn.Module]:
-    """A seed's own module, and the blueprint's inside of a gate."""
-    return [seed, seed.body] if type(seed).__name__ == "Gated" and isinstance(seed.body, nn.Module) else [seed]
+    """A seed's module, and those inside of what `enclosed` put around it."""
+    found = [seed]
+    while isinstance(found[-1], Gated | ChannelsLast):
+        found.append(found[-1].body)
+    return found
 
 
-def _constructor(record: Graft, seed: nn.Module) -> str:
+def _constructor(record: Graft) -> str:
     arguments = ", ".join(f"{key}={_literal(value, record.blueprint)}" for key, value in record.arguments.items())
-    body = f"{record.class_name}({arguments})"
-    if record.blend != "gated":
-        return body
-    return f"{type(seed).__name__}({body}, {record.arguments['channels']!r}, {record.layout!r})"
+    text = f"{record.class_name}({arguments})"
+    if record.blend == "gated":
+        causal = record.visibility != "both"
+        text = f"{Gated.__name__}({text}, {record.arguments['channels']!r}, {record.layout!r}, {causal})"
+    return f"{ChannelsLast.__name__}({text})" if record.channels_last else text
 
 
 def _literal(value: Any, owner: str) -> str:

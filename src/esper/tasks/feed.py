@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from esper.growth.attach import arguments
+from esper.growth.probe import arguments
 from esper.tasks.data import Split, check_split, crop_and_flip, draw_crops
 
 EVALUATION_CHUNK = 1024

@@ -335,6 +335,7 @@ def _task(name: str, kind: str, problem: Problem, rng: np.random.Generator) -> T
         batch_size=64,
         updates_per_epoch=UPDATES[problem.layout],
         learning_rate=problem.learning_rate,
+        visibility="causal" if problem.layout == "sequence" else "both",
     )
 
 

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.growth.blueprints import Visibility
 from esper.tasks.data import Splits
 
 
@@ -49,6 +50,8 @@ class Task:
     weight_decay: float = 1e-3
     augment: bool = False
     """Crop and flip training images."""
+    visibility: Visibility = "both"
+    """What seeds may read. Said here, so that a draw means the same whatever a probe of its host would find."""
     loss: Callable[[Tensor, Tensor], Tensor] = cross_entropy
     """(outputs, targets) → scalar"""
     score: Callable[[Tensor, Tensor], Tensor] = percent_correct

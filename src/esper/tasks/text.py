@@ -77,6 +77,7 @@ def language_task(name: str, description: str, text: str, seed: int, source: str
         updates_per_epoch=25,
         learning_rate=5e-3,
         weight_decay=1e-2,
+        visibility="causal",
     )
 
 

@@ -13,7 +13,7 @@ from functools import partial
 import numpy as np
 from torch import nn
 
-from esper.growth.blueprints import Layout
+from esper.growth.blueprints import Layout, Visibility
 from esper.tasks import varied_data as data
 from esper.tasks.data import Splits
 from esper.tasks.family import Draw, Fact, draw_rng, draw_seed
@@ -116,7 +116,7 @@ def _of_tokens(
     features = splits.train.x.shape[-1]
     make = partial(TokenHost, features, widths, data.CLASSES, bends, attends, pools=[1] * stages)
     facts: Host = {"data": source, "widths": _dashed(widths), "bends": _dashed(bends), "attends": _dashed(attends)}
-    return _task(splits, make, stages, rng, updates=(12, 51)), facts
+    return _task(splits, make, stages, rng, updates=(12, 51), visibility="causal"), facts
 
 
 def _text(rng: np.random.Generator, _: bool) -> tuple[Task, Host]:
@@ -146,6 +146,7 @@ def _task(
     stages: int,
     rng: np.random.Generator,
     updates: tuple[int, int],
+    visibility: Visibility = "both",
 ) -> Task:
     return Task(
         name="varied",
@@ -157,6 +158,7 @@ def _task(
         batch_size=int(rng.choice([64, 100])),
         updates_per_epoch=int(rng.integers(*updates)),
         learning_rate=float(rng.choice([3e-3, 5e-3, 1e-2])),
+        visibility=visibility,
     )
 
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from esper.engine.measure import Loss, Score
-from esper.growth.attach import arguments, untouched
+from esper.growth.probe import arguments, untouched
 from esper.tasks.data import Split, check_split
 from esper.tasks.feed import Batch, Feed, LoaderFeed, TensorFeed, check_classes, chunks, class_numbers
 from esper.tasks.registry import cross_entropy, percent_correct

@@ -6,9 +6,11 @@ order of registration.
 
 from esper.growth.blueprints.registry import (
     LAYOUTS,
+    VISIBILITIES,
     Blueprint,
     Layout,
     SlotShape,
+    Visibility,
     blueprint,
     blueprint_names,
     fitting,
@@ -18,18 +20,22 @@ from esper.growth.blueprints.registry import (
 from esper.growth.blueprints import conv  # isort: skip
 from esper.growth.blueprints import dense  # isort: skip
 from esper.growth.blueprints import sequence  # isort: skip
-from esper.growth.blueprints.gate import Gated  # isort: skip
+from esper.growth.blueprints.gate import ChannelsLast, Gated, enclosed  # isort: skip
 
 __all__ = [
     "LAYOUTS",
+    "VISIBILITIES",
     "Blueprint",
+    "ChannelsLast",
     "Gated",
     "Layout",
     "SlotShape",
+    "Visibility",
     "blueprint",
     "blueprint_names",
     "conv",
     "dense",
+    "enclosed",
     "fitting",
     "get_blueprint",
     "sequence",

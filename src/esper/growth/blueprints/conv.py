@@ -1,7 +1,10 @@
 """Seeds for feature maps: conv1d [batch, channels, length] and conv2d [batch, channels, height, width].
 
-One class serves both layouts. Every norm is a GroupNorm of one group, that is, over a whole example: no seed knows what
-else is in the batch, so a batch of one trains, and shadow passes have no running statistics to disturb.
+One class serves both layouts. Every norm is a GroupNorm of one group, that is, over a whole example: no seed depends on
+what else is in the batch, so a batch of one trains, and shadow passes have no running statistics to disturb.
+
+With `causal`, no position of a series reads a later one: convolutions are padded on the left alone, and norms and
+averages, which would carry the future into every position, are taken per position or over the past.
 """
 
 from __future__ import annotations
@@ -13,6 +16,30 @@ import torch.nn.functional as F
 from torch import nn
 
 from esper.growth.blueprints.registry import blueprint
+from esper.growth.blueprints.rotary import rotated
+
+
+class ChannelNorm(nn.Module):
+    """Normalises over the channels of each position by itself."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.norm = nn.LayerNorm(channels)
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        normed: torch.Tensor = self.norm(h.movedim(1, -1))
+        return normed.movedim(-1, 1)
+
+
+class CausalConv1d(nn.Conv1d):
+    """A convolution that reads each position and the ones before it."""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(F.pad(x, (self.kernel_size[0] - 1, 0)))
+
+
+def norm_for(channels: int, causal: bool) -> nn.Module:
+    return ChannelNorm(channels) if causal else nn.GroupNorm(1, channels)
 
 
 @blueprint("norm", "conv1d", "conv2d")
@@ -21,9 +48,9 @@ class ConvNorm(nn.Module):
 
     # h + tanh(mix)·(norm(h) − h). The mix starts at 0 and has a gradient at once; the norm's own scale and shift follow
     # from the second step. The plainer h + norm(h) with a zero scale could never take the example's own scale away.
-    def __init__(self, channels: int, layout: str) -> None:
+    def __init__(self, channels: int, layout: str, causal: bool = False) -> None:
         super().__init__()
-        self.norm = nn.GroupNorm(1, channels)
+        self.norm = norm_for(channels, causal)
         self.mix = nn.Parameter(torch.zeros(channels, *[1] * {"conv1d": 1, "conv2d": 2}[layout]))
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
@@ -35,8 +62,9 @@ class ConvNorm(nn.Module):
 class SqueezeExcite(nn.Module):
     """Rescales each channel by 0 to 2, decided from the averages of all channels."""
 
-    def __init__(self, channels: int, layout: str) -> None:
+    def __init__(self, channels: int, layout: str, causal: bool = False) -> None:
         super().__init__()
+        self.causal = causal
         hidden = max(1, channels // 4)
         # SiLU, not ReLU: with one or two hidden units a ReLU is often off for every example, and then nothing learns.
         last = nn.Linear(hidden, channels)
@@ -45,6 +73,11 @@ class SqueezeExcite(nn.Module):
         nn.init.zeros_(last.bias)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
+        if self.causal:  # averages over the past, one for each position
+            flat = h.flatten(2)
+            counts = torch.arange(1, flat.shape[2] + 1, device=h.device, dtype=h.dtype)
+            means = (flat.cumsum(2) / counts).transpose(1, 2)  # [batch, positions, channels]
+            return h * (2 * torch.sigmoid(self.decide(means))).transpose(1, 2).reshape(h.shape)
         scale = 2 * torch.sigmoid(self.decide(h.flatten(2).mean(2)))  # [batch, channels]; exactly 1 at birth
         return h * scale.reshape(*scale.shape, *[1] * (h.dim() - 2))
 
@@ -66,8 +99,18 @@ class ConvResidual(nn.Module):
         return h + change
 
     @staticmethod
-    def conv(layout: str, inputs: int, outputs: int, width: int = 1, groups: int = 1, bias: bool = True) -> nn.Module:
+    def conv(
+        layout: str,
+        inputs: int,
+        outputs: int,
+        width: int = 1,
+        groups: int = 1,
+        bias: bool = True,
+        causal: bool = False,
+    ) -> nn.Module:
         """A convolution that keeps every size, odd or even, down to 1."""
+        if causal and layout == "conv1d" and width > 1:
+            return CausalConv1d(inputs, outputs, width, groups=groups, bias=bias)
         kind = nn.Conv1d if layout == "conv1d" else nn.Conv2d
         return kind(inputs, outputs, width, padding=width // 2, groups=groups, bias=bias)
 
@@ -76,11 +119,11 @@ class ConvResidual(nn.Module):
 class Depthwise(ConvResidual):
     """One small filter per channel, then a 1×1 mix: a cheap look at neighbours."""
 
-    def __init__(self, channels: int, layout: str) -> None:
+    def __init__(self, channels: int, layout: str, causal: bool = False) -> None:
         width = self.WIDTH[layout]
         super().__init__(
-            self.conv(layout, channels, channels, width, groups=channels, bias=False),
-            nn.GroupNorm(1, channels),
+            self.conv(layout, channels, channels, width, groups=channels, bias=False, causal=causal),
+            norm_for(channels, causal),
             nn.ReLU(),
             self.conv(layout, channels, channels),
         )
@@ -90,10 +133,10 @@ class Depthwise(ConvResidual):
 class Pointwise(ConvResidual):
     """Two 1×1 convolutions, twice as wide inside: relates channels, not neighbours."""
 
-    def __init__(self, channels: int, layout: str) -> None:
+    def __init__(self, channels: int, layout: str, causal: bool = False) -> None:
         super().__init__(
             self.conv(layout, channels, 2 * channels, bias=False),
-            nn.GroupNorm(1, 2 * channels),
+            norm_for(2 * channels, causal),
             nn.ReLU(),
             self.conv(layout, 2 * channels, channels),
         )
@@ -104,13 +147,13 @@ class Pointwise(ConvResidual):
 class ConvPair(ConvResidual):
     """Two full convolutions with a norm between them."""
 
-    def __init__(self, channels: int, layout: str, expansion: int) -> None:
+    def __init__(self, channels: int, layout: str, expansion: int, causal: bool = False) -> None:
         width, hidden = self.WIDTH[layout], expansion * channels
         super().__init__(
-            self.conv(layout, channels, hidden, width, bias=False),
-            nn.GroupNorm(1, hidden),
+            self.conv(layout, channels, hidden, width, bias=False, causal=causal),
+            norm_for(hidden, causal),
             nn.ReLU(),
-            self.conv(layout, hidden, channels, width),
+            self.conv(layout, hidden, channels, width, causal=causal),
         )
 
 
@@ -118,14 +161,14 @@ class ConvPair(ConvResidual):
 class Bottleneck(ConvResidual):
     """Squeezes to a quarter of the channels, convolves there, and widens again."""
 
-    def __init__(self, channels: int, layout: str) -> None:
+    def __init__(self, channels: int, layout: str, causal: bool = False) -> None:
         hidden = min(channels, max(4, channels // 4))
         super().__init__(
             self.conv(layout, channels, hidden, bias=False),
-            nn.GroupNorm(1, hidden),
+            norm_for(hidden, causal),
             nn.ReLU(),
-            self.conv(layout, hidden, hidden, self.WIDTH[layout], bias=False),
-            nn.GroupNorm(1, hidden),
+            self.conv(layout, hidden, hidden, self.WIDTH[layout], bias=False, causal=causal),
+            norm_for(hidden, causal),
             nn.ReLU(),
             self.conv(layout, hidden, channels),
         )
@@ -133,17 +176,21 @@ class Bottleneck(ConvResidual):
 
 @blueprint("attention", "conv1d", "conv2d")
 class ConvAttention(nn.Module):
-    """Self-attention over all positions: relates what is far apart."""
+    """Self-attention over all positions: relates what is far apart.
+
+    Over the past alone, positions are rotary: a code of the relative place would depend on how much is still to come.
+    """
 
     WAVES = 4  # per axis, a sine and a cosine each
     MOST_KEYS = 1024  # a larger map is looked at through its local averages, so that the cost stays linear in its size
 
-    def __init__(self, channels: int, layout: str) -> None:
+    def __init__(self, channels: int, layout: str, causal: bool = False) -> None:
         super().__init__()
         axes = {"conv1d": 1, "conv2d": 2}[layout]
+        self.causal = causal
         self.heads = max(n for n in (1, 2, 4) if channels % n == 0 and (n == 1 or channels >= 8 * n))
-        self.norm = nn.GroupNorm(1, channels)
-        features = channels + 2 * self.WAVES * axes
+        self.norm = norm_for(channels, causal)
+        features = channels if causal else channels + 2 * self.WAVES * axes
         self.query = nn.Linear(features, channels, bias=False)
         self.key_value = nn.Linear(features, 2 * channels, bias=False)
         self.out = nn.Linear(channels, channels)
@@ -151,12 +198,16 @@ class ConvAttention(nn.Module):
         nn.init.zeros_(self.out.bias)
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        x = self.norm(h)
-        place = self.place(h.shape[2:], h.device).to(x.dtype)
-        x = torch.cat([x, place.expand(x.shape[0], *place.shape)], 1)  # [batch, features, *sizes]
-        query = self.query(x.flatten(2).transpose(1, 2))  # [batch, positions, channels]
-        key, value = self.key_value(self.coarse(x).flatten(2).transpose(1, 2)).chunk(2, -1)  # [batch, keys, channels]
-        seen = F.scaled_dot_product_attention(self.split(query), self.split(key), self.split(value))
+        x = keys = self.norm(h)
+        if not self.causal:
+            place = self.place(h.shape[2:], h.device).to(x.dtype)
+            x = torch.cat([x, place.expand(x.shape[0], *place.shape)], 1)  # [batch, features, *sizes]
+            keys = self.coarse(x)
+        query = self.split(self.query(x.flatten(2).transpose(1, 2)))  # [batch, heads, positions, channels per head]
+        key, value = map(self.split, self.key_value(keys.flatten(2).transpose(1, 2)).chunk(2, -1))
+        if self.causal:
+            query, key = rotated(query), rotated(key)
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=self.causal)
         change: torch.Tensor = self.out(seen.transpose(1, 2).flatten(2))  # [batch, positions, channels]
         return h + change.transpose(1, 2).reshape(h.shape)
 

@@ -1,4 +1,4 @@
-"""The learned gate of the blend "gated": how much of a seed each example (or each position of a sequence) gets."""
+"""What stands around a blueprint's module in a seed: a learned gate, and another order of axes."""
 
 from __future__ import annotations
 
@@ -6,14 +6,18 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from esper.growth.blueprints.registry import SlotShape
+
 
 class Gated(nn.Module):
-    """h + g(h)·(body(h) − h), with g between 0 and 1 learned from h itself."""
+    """h + g(h)·(body(h) − h), with g between 0 and 1 learned from h itself: the blend "gated"."""
 
-    def __init__(self, body: nn.Module, channels: int, layout: str) -> None:
+    def __init__(self, body: nn.Module, channels: int, layout: str, causal: bool = False) -> None:
         super().__init__()
         self.body = body
         self.layout = layout
+        self.causal = causal
+        self.reads_mask = getattr(body, "reads_mask", False)
         hidden = max(4, channels // 4)
         last = nn.Linear(hidden, 1)
         self.decide = nn.Sequential(nn.Linear(channels, hidden), nn.SiLU(), last)
@@ -21,12 +25,35 @@ class Gated(nn.Module):
         nn.init.constant_(last.bias, 2.0)
 
     def gate(self, h: torch.Tensor) -> torch.Tensor:
-        """One value per example, broadcastable to h; in a sequence one per position, from that position alone."""
-        features = h.flatten(2).mean(2) if self.layout.startswith("conv") else h  # [batch, (time,) channels]
+        """One value per example, broadcastable to h; in a sequence, or where `causal`, one per position from itself."""
+        is_map, axes = self.layout.startswith("conv"), h.dim()
+        if is_map:
+            h = h.movedim(1, -1) if self.causal else h.flatten(2).mean(2)
         # Normalised, because activations of any size pass through a slot and a saturated gate stops learning.
-        opening = torch.sigmoid(self.decide(F.layer_norm(features, features.shape[-1:])))  # [batch, (time,) 1]
-        return opening.reshape(-1, *[1] * (h.dim() - 1)) if self.layout.startswith("conv") else opening
+        opening: torch.Tensor = torch.sigmoid(self.decide(F.layer_norm(h, h.shape[-1:])))  # [batch, (positions,) 1]
+        if not is_map:
+            return opening
+        return opening.movedim(-1, 1) if self.causal else opening.reshape(-1, *[1] * (axes - 1))
+
+    def forward(self, h: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        changed: torch.Tensor = self.body(h) if mask is None else self.body(h, mask)
+        return h + self.gate(h) * (changed - h)
+
+
+class ChannelsLast(nn.Module):
+    """A module for [batch, channels, height, width], for maps [batch, height, width, channels]."""
+
+    def __init__(self, body: nn.Module) -> None:
+        super().__init__()
+        self.body = body
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        changed: torch.Tensor = self.body(h)
-        return h + self.gate(h) * (changed - h)
+        changed: torch.Tensor = self.body(h.movedim(-1, 1))
+        return changed.movedim(1, -1)
+
+
+def enclosed(body: nn.Module, shape: SlotShape, blend: str) -> nn.Module:
+    """A blueprint's module with all that its blend and its slot need around it."""
+    if blend == "gated":
+        body = Gated(body, shape.channels, shape.layout, shape.visibility != "both")
+    return ChannelsLast(body) if shape.channels_last else body

@@ -2,7 +2,12 @@
 
 A blueprint class is built as `cls(channels, layout, **options)` and must map a tensor to one of the same shape,
 changing nothing at birth (a zero-initialised last layer, or a closed gate). It uses only torch, so that its source can
-travel with an exported model: in its body the names `torch`, `nn`, `F`, `math` and other such classes, nothing else.
+travel with an exported model: in its body the names `torch`, `nn`, `F`, `math`, and classes and functions like itself.
+
+A seed must not let through what its host does not (`Visibility`). A class that looks at other positions takes a further
+argument `causal`, and then looks at no later one; what a class really reads is tried out, so one without it, or with a
+fault, is never offered where it would leak. For sequences such a class also takes padding masks: it says
+`reads_mask = True`, and its forward is `forward(h, mask=None)` (see `sequence.py`).
 
 A name says what kind of computation a seed is; layouts that compute it differently register a class each under that one
 name (`norm` is a GroupNorm in a conv slot, a LayerNorm in a sequence), so that a controller has one word for it.
@@ -11,8 +16,10 @@ name (`norm` is a GroupNorm in a conv slot, a LayerNorm in a sequence), so that 
 from __future__ import annotations
 
 import difflib
+import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any, Literal, TypeVar
 
 import torch
@@ -22,9 +29,17 @@ Layout = Literal["conv1d", "conv2d", "sequence", "dense"]
 LAYOUTS: dict[Layout, str] = {
     "conv1d": "[batch, channels, length]",
     "conv2d": "[batch, channels, height, width]",
-    "sequence": "[batch, time, channels], causal",
+    "sequence": "[batch, time, channels]",
     "dense": "[batch, channels]",
 }
+
+Visibility = Literal["both", "causal", "position"]
+VISIBILITIES: dict[Visibility, str] = {
+    "position": "each position reads itself alone",
+    "causal": "each position reads itself and earlier ones",
+    "both": "each position may read every other",
+}
+"""What a seed may read, from the least to the most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,12 +49,19 @@ class SlotShape:
     layout: Layout
     channels: int
     sizes: tuple[int, ...] = ()
+    visibility: Visibility = "both"
+    channels_last: bool = False
+    """A feature map whose channels are its last axis, [batch, height, width, channels]."""
 
     def example(self, batch: int) -> Tensor:
         """A random activation of this shape, from the global generator."""
-        if self.layout == "sequence":
+        if self.layout == "sequence" or self.channels_last:
             return torch.randn(batch, *self.sizes, self.channels)
         return torch.randn(batch, self.channels, *self.sizes)
+
+    def __str__(self) -> str:
+        last = ", channels last" if self.channels_last else ""
+        return f"{self.layout} {'×'.join(map(str, (self.channels, *self.sizes)))}{last}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,14 +76,22 @@ class Blueprint:
     """The first line of the class's docstring, with the options: what users are shown."""
 
     def fits(self, shape: SlotShape) -> bool:
-        return shape.layout in self.layouts
+        if shape.layout not in self.layouts:
+            return False
+        if shape.visibility == "both":
+            return True
+        seen, allowed = (list(VISIBILITIES).index(v) for v in (reach(self, shape.layout), shape.visibility))
+        return seen <= allowed
 
     def arguments(self, shape: SlotShape) -> dict[str, Any]:
         """The keyword arguments that rebuild this seed: plain data, part of every saved topology."""
-        return {"channels": shape.channels, "layout": shape.layout, **self.options}
+        given: dict[str, Any] = {"channels": shape.channels, "layout": shape.layout, **self.options}
+        if "causal" in inspect.signature(self.module).parameters:
+            given["causal"] = shape.visibility != "both"
+        return given
 
     def build(self, shape: SlotShape) -> nn.Module:
-        if not self.fits(shape):
+        if shape.layout not in self.layouts:
             others = ", ".join(sorted(self.layouts))
             raise ValueError(f"blueprint {self.name!r} does not fit a {shape.layout} slot: it is for {others}")
         return self.module(**self.arguments(shape))
@@ -91,6 +121,15 @@ def blueprint(name: str, *layouts: Layout, **options: Any) -> Callable[[_Module]
         entry = Blueprint(name, frozenset(layouts), module, options, summary)
         for layout in layouts:
             _try(entry, SlotShape(layout, _TRIED.channels, _TRIED.sizes[: _AXES[layout]]))
+        if (
+            "sequence" in layouts
+            and not getattr(module, "reads_mask", False)
+            and reach(entry, "sequence") != "position"
+        ):
+            raise ValueError(
+                f"blueprint {name!r} looks at other positions of a sequence, so it must respect padding masks: give it "
+                "reads_mask = True and forward(self, h, mask=None)"
+            )
         _REGISTRY.setdefault(name, {}).update(dict.fromkeys(layouts, entry))
         return module
 
@@ -122,6 +161,38 @@ def _try(entry: Blueprint, shape: SlotShape) -> None:
         raise ValueError(f"{kind} must give a tensor of the shape that it gets: {list(h.shape)} became {gave}")
 
 
+@cache
+def reach(entry: Blueprint, layout: Layout) -> Visibility:
+    """What a seed in its causal form reads, found by trying: with random weights, which outputs follow which inputs?"""
+    if layout == "dense":
+        return "position"
+    shape = SlotShape(layout, _TRIED.channels, _TRIED.sizes[: _AXES[layout]], "causal")
+    with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
+        torch.default_generator.manual_seed(0)
+        try:
+            module = entry.build(shape).eval()
+        except NameError:  # see `_try`
+            return "both"
+        for parameter in module.parameters():
+            parameter.normal_(std=0.5)
+        split = 2 if _AXES[layout] == 1 else 6  # of 4 positions; of 4 rows of 4, and not between two rows
+        h = _by_position(shape.example(1), layout)  # [1, channels, positions]
+        change = torch.randn_like(h)
+        late, early = change.clone(), change.clone()
+        late[:, :, :split] = early[:, :, split:] = 0.0
+        inputs = [x.mT if layout == "sequence" else x.reshape(1, -1, *shape.sizes) for x in (h, h + late, h + early)]
+        out, after_late, after_early = (_by_position(module(x), layout) for x in inputs)
+    if not torch.equal(out[:, :, :split], after_late[:, :, :split]):
+        return "both"
+    if torch.equal(out[:, :, split:], after_early[:, :, split:]):
+        return "position"
+    return "causal" if _AXES[layout] == 1 else "both"  # a map has no one direction
+
+
+def _by_position(h: Tensor, layout: Layout) -> Tensor:
+    return h.mT if layout == "sequence" else h.flatten(2)
+
+
 def blueprint_names() -> tuple[str, ...]:
     """All names, in the order of their first registration; a policy's blueprint head counts in this order."""
     return tuple(_REGISTRY)
@@ -143,4 +214,5 @@ def get_blueprint(name: str, layout: Layout | None = None) -> Blueprint:
 
 def fitting(shape: SlotShape) -> list[Blueprint]:
     """The blueprints that can grow in a slot of this shape, in the order of `blueprint_names`."""
-    return [by_layout[shape.layout] for by_layout in _REGISTRY.values() if shape.layout in by_layout]
+    entries = [by_layout[shape.layout] for by_layout in _REGISTRY.values() if shape.layout in by_layout]
+    return [entry for entry in entries if entry.fits(shape)]

@@ -1,0 +1,120 @@
+"""Look at a model before it grows: run it on two and on three examples and note what each module got and gave.
+
+The model is left as it was: modes, buffers and random numbers.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from esper.growth.graft import argument_names
+from esper.growth.slot import preserved_buffers, preserved_rng
+
+
+class AttachError(ValueError):
+    """A slot that cannot work, with the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of a module, and what it returned."""
+
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    output: Any
+
+    def inputs(self, module: nn.Module) -> dict[str, Any]:
+        """By name, as far as the module's forward names them."""
+        return {**dict(zip(argument_names(module), self.args, strict=False)), **self.kwargs}
+
+
+@dataclass(frozen=True, slots=True)
+class Probe:
+    """What two forward passes, on two and on three examples, showed about the host's modules."""
+
+    counts: Counter[nn.Module]
+    """Calls per pass."""
+    passes: tuple[dict[nn.Module, Call], dict[nn.Module, Call]]
+    """Each module's last call in both passes, in the order in which they finished."""
+
+
+def probe(model: nn.Module, example: Any) -> Probe:
+    counts: Counter[nn.Module] = Counter()
+    passes: list[dict[nn.Module, Call]] = []
+
+    def note(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> None:
+        counts[module] += 1
+        passes[-1].pop(module, None)  # a module called again finishes last
+        passes[-1][module] = Call(args, kwargs, output)
+
+    handles = [module.register_forward_hook(note, with_kwargs=True) for module in model.modules()]
+    try:
+        with untouched(model), torch.no_grad():
+            for size in (2, 3):
+                counts.clear()
+                passes.append({})
+                args, kwargs = arguments(with_batch(example, size))
+                model(*args, **kwargs)
+    except AttachError:
+        raise
+    except Exception as error:
+        detail = str(error).strip().partition("\n")[0]
+        raise AttachError(
+            f"{type(model).__name__} does not accept the example batch ({_describe(example)}): {detail}"
+        ) from error
+    finally:
+        for handle in handles:
+            handle.remove()
+    return Probe(counts, (passes[0], passes[1]))
+
+
+@contextmanager
+def untouched(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode; afterwards modes, buffers and random numbers are what they were."""
+    modes = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        with preserved_rng(next(model.parameters()).device), preserved_buffers(model):
+            yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """How a batch is passed to a model: a mapping by keyword, a tuple or list one by one, anything else alone."""
+    if isinstance(inputs, Mapping):
+        return (), dict(inputs)
+    if isinstance(inputs, tuple | list):
+        return tuple(inputs), {}
+    return (inputs,), {}
+
+
+def with_batch(example: Any, size: int) -> Any:
+    """The example with `size` rows (repeated as needed) in every tensor that has its batch as first axis."""
+    args, kwargs = arguments(example)
+    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() > 0]
+    if not tensors or tensors[0].shape[0] == 0:
+        raise AttachError("the example batch must contain at least one tensor with at least one row")
+    batch = tensors[0].shape[0]
+
+    def resize(value: Any) -> Any:
+        if isinstance(value, Tensor) and value.dim() > 0 and value.shape[0] == batch:
+            return value[torch.arange(size, device=value.device) % batch]
+        return value
+
+    return {k: resize(v) for k, v in kwargs.items()} if kwargs else tuple(resize(value) for value in args)
+
+
+def _describe(example: Any) -> str:
+    args, kwargs = arguments(example)
+    return ", ".join(
+        f"{v.dtype} {list(v.shape)}" if isinstance(v, Tensor) else type(v).__name__ for v in (*args, *kwargs.values())
+    )
