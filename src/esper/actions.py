@@ -71,3 +71,5 @@ class Effect:
     changed: bool
     message: str
     transitions: tuple[Transition, ...] = ()
+    settings: str = ""
+    """Of a germination: whose learning rate and other settings of the optimizer the seed was given."""

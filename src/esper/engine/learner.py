@@ -80,8 +80,9 @@ class Learner:
             if action.op is Op.GERMINATE:
                 blueprint, blend = str(action.blueprint), str(action.blend)  # an Action guarantees both
                 done = model.germinate(slot, blueprint, blend, epoch=self.epoch, reason=action.reason)
-                self.optimizer.add(slot.index, model.seed_parameters(slot))
-            elif action.op is Op.PRUNE:
+                settings = self.optimizer.add(slot.index, model.seed_parameters(slot), model.near_parameters(slot))
+                return Effect(action, True, action.reason, tuple(done), settings)
+            if action.op is Op.PRUNE:
                 done = model.prune(slot, epoch=self.epoch, reason=action.reason)
                 self._drop_pruned(done)
             else:

@@ -10,6 +10,7 @@ read from tensors (`step_with`).
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
@@ -59,9 +60,13 @@ class GrowingOptimizer:
         """The share of its rate with which every group makes update number 0, 1, …: a schedule that costs nothing."""
         self.updates = 0
 
-    def add(self, slot: int, parameters: Iterable[Tensor]) -> None:
-        """Take a seed's parameters in, as the group of `slot`."""
-        host = self.optimizer.param_groups[0]
+    def add(self, slot: int, parameters: Iterable[Tensor], near: Iterable[Sequence[Tensor]] = ()) -> str:
+        """Take a seed's parameters in, as the group of `slot`. Gives a line that says whose settings they got.
+
+        `near` are the host's parameters around the slot, the nearest first: their group lends its settings.
+        """
+        index = self._group_of(near)
+        host = self.optimizer.param_groups[index]
         # A group starts as a copy of the host's, because schedulers keep settings of their own in there.
         group = {key: value for key, value in host.items() if key != "params"}
         group |= {key: host[key] * self.seed_rate for key in _RATES_IN_GROUP if key in host}
@@ -70,7 +75,21 @@ class GrowingOptimizer:
             group["params"] = [(f"seeds.{slot}.{i}", parameter) for i, parameter in enumerate(group["params"])]
         self.optimizer.add_param_group(group)
         for name, values in _per_group_lists(self.schedulers):
-            values.append(values[0] * self.seed_rate if name in _LISTS_OF_RATES else values[0])
+            values.append(values[index] * self.seed_rate if name in _LISTS_OF_RATES else values[index])
+        known = [f"{key} {host[key]:g}" for key in ("lr", "weight_decay") if isinstance(host.get(key), float | int)]
+        return f"as optimizer group {index} ({', '.join(known)})"
+
+    def _group_of(self, near: Iterable[Sequence[Tensor]]) -> int:
+        """The group that holds most of the nearest parameters that any group holds."""
+        owner = {id(p): i for i, g in enumerate(self.optimizer.param_groups) if "slot" not in g for p in g["params"]}
+        for parameters in near:
+            sizes: Counter[int] = Counter()
+            for parameter in parameters:
+                if id(parameter) in owner:
+                    sizes[owner[id(parameter)]] += parameter.numel()
+            if sizes:
+                return sizes.most_common(1)[0][0]
+        return 0
 
     def drop(self, slot: int) -> None:
         """Forget a seed: its group, its parameters' state, and its place in the schedulers."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 
 from esper.engine.learner import Learner
@@ -21,6 +23,11 @@ from esper.tasks.registry import Task
 
 DECAY = 0.3
 """Share of a run over which the learning rate falls to zero; before that it is constant, so that late seeds learn."""
+
+
+def decay_over(updates: int) -> Callable[[int], float]:
+    """The share of its rate with which a group makes each of a run's updates."""
+    return lambda update: max(0.0, min(1.0, (updates - update) / (DECAY * updates)))
 
 
 def task_learner(
@@ -67,9 +74,5 @@ def task_learner(
         seed=seed,
     )
     updates = epochs * task.updates_per_epoch
-    optimizer = GrowingOptimizer(
-        adam,
-        warmup_updates=task.updates_per_epoch,
-        decay=lambda update: max(0.0, min(1.0, (updates - update) / (DECAY * updates))),
-    )
+    optimizer = GrowingOptimizer(adam, warmup_updates=task.updates_per_epoch, decay=decay_over(updates))
     return Learner(growing, optimizer, feed, loss, task.score, seed=seed, epochs=epochs, precision=precision)

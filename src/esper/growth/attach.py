@@ -93,9 +93,7 @@ def _check_model(model: nn.Module) -> None:
     for path, module in model.named_modules():
         where = f"module {path!r} of {kind}" if path else f"the model ({kind})"
         if isinstance(module, torch.jit.ScriptModule):
-            raise AttachError(
-                f"{where} is scripted or traced, which hooks cannot reach: pass the Python module it was made of"
-            )
+            raise AttachError(f"{where} is scripted or traced: pass the Python module that it was made from")
         if hasattr(module, "_orig_mod"):
             raise AttachError(f"{where} is compiled: pass it uncompiled (its _orig_mod), and compile the grown model")
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):

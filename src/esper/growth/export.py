@@ -16,29 +16,21 @@ import torch
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.files import write_whole
-from esper.growth.blueprints import get_blueprint
-from esper.growth.graft import Grafted, graft
-from esper.growth.model import GrowingModel
+from esper.growth.model import GrowingModel, planted_modules
+from esper.growth.plain import ExportError, grafts_of, output_gap, plain_model
 from esper.growth.probe import arguments, untouched, with_batch
 from esper.growth.program import trace
-from esper.growth.replay import Recorder
 from esper.growth.saved import FORMAT, FORMAT_VERSION, LoadError, assemble, load
-from esper.growth.slot import Slot
-from esper.growth.standalone import Graft, NotPortableError, find_host, model_source
-from esper.lifecycle import IN_FORWARD, Stage
+from esper.growth.standalone import NotPortableError, find_host, model_source
 
 __all__ = ["ExportError", "LoadError", "Saved", "flops_per_example", "grafts_of", "load", "plain_model", "save"]
 
 TOLERANCE = 1e-5
 """Largest difference of outputs, relative to values above 1, that a saved model may have."""
-
-
-class ExportError(ValueError):
-    """A model that cannot be exported, with the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,82 +41,6 @@ class Saved:
     files: tuple[str, ...]
     warnings: tuple[str, ...]
     """One line for each thing that is not as one would wish: a file that is missing, a batch size that is fixed."""
-
-
-# -- out of the growing model -------------------------------------------------------------------------------------
-
-
-def plain_model(growing: GrowingModel, *, unfinished: Literal["keep", "drop"] = "keep") -> nn.Module:
-    """A copy of the host in which each seed that acts on its output is a permanent part, without hooks of Esper's.
-
-    Seeds that still blend or are on hold stay as they act now (a constant alpha), so that the outputs are the growing
-    model's; `unfinished="drop"` keeps fossilized seeds alone. Incubating seeds do not act and are never copied.
-    The user's own hooks are copied as `copy.deepcopy` copies them. The growing model is not touched.
-    """
-    if unfinished not in ("keep", "drop"):
-        raise ExportError(f"unfinished must be 'keep' or 'drop', not {unfinished!r}")
-    host = _copy_host(growing)
-    kept = [slot for slot in growing.joined if slot.life.stage in IN_FORWARD]
-    if unfinished == "drop":
-        kept = [slot for slot in kept if slot.life.stage is Stage.FOSSILIZED]
-    places = []
-    for slot in kept:
-        assert slot.seed is not None
-        alpha = 1.0 if slot.life.alpha == 1.0 else float(slot.alpha)  # the tensor: its rounding is what acts
-        places.append((slot.path, _plain(copy.deepcopy(slot.seed.body)), alpha, asdict(_record(slot, alpha))))
-    graft(host, places)
-    return host
-
-
-def _copy_host(growing: GrowingModel) -> nn.Module:
-    """A deep copy without the hooks of slots and recorder; they are found by whom they belong to."""
-    ours = (*growing.slots, growing._recorder)
-    # Owners that count as copied already are shared: a slot's seed and its buffers must not be copied for a hook.
-    host = _plain(copy.deepcopy(growing.host, {id(owner): owner for owner in ours}))
-    for module in host.modules():
-        for key, hook in list(module._forward_hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), Slot | Recorder):
-                del module._forward_hooks[key]
-                module._forward_hooks_with_kwargs.pop(key, None)
-                module._forward_hooks_always_called.pop(key, None)
-    return host
-
-
-def _plain(copied: nn.Module) -> nn.Module:
-    """What the engine has made faster is again what it stands for: classes of layers, and compiled functions."""
-    for module in copied.modules():
-        if (plain := getattr(type(module), "esper_plain_class", None)) is not None:
-            module.__class__ = plain
-        for name, value in list(vars(module).items()):
-            if getattr(type(value), "esper_stands_in", False):
-                del module.__dict__[name]
-                if value.stands_for is not None:
-                    module.__dict__[name] = value.stands_for
-    return copied
-
-
-def _record(slot: Slot, alpha: float) -> Graft:
-    seed = slot.seed
-    assert seed is not None
-    entry = get_blueprint(seed.blueprint, seed.shape.layout)
-    return Graft(
-        path=slot.path,
-        blueprint=seed.blueprint,
-        layout=seed.shape.layout,
-        class_name=entry.module.__name__,
-        arguments=entry.arguments(seed.shape),
-        blend=seed.blend,
-        alpha=alpha,
-        stage=slot.life.stage.name,
-        parameters=_count(seed.body),
-        visibility=seed.shape.visibility,
-        channels_last=seed.shape.channels_last,
-    )
-
-
-def grafts_of(model: nn.Module) -> list[tuple[Graft, nn.Module]]:
-    """What grew in a plain model, with its module, in the order of the model's modules."""
-    return [(Graft(**m.grown), m.seed) for m in model.modules() if isinstance(m, Grafted) and m.grown]
 
 
 def flops_per_example(model: nn.Module, example: Any) -> int:
@@ -158,6 +74,10 @@ def save(
     `history` is plain data for `history.json`; `unfinished` is as in `plain_model`. All files are made before the first
     is written, and each appears complete or not at all, `architecture.json` last.
     """
+    if not isinstance(model, GrowingModel) and (planted := planted_modules(model)):
+        raise ExportError(
+            f"seeds still grow in this {type(model).__name__} (at {planted[0]}): save the GrowingModel that holds it"
+        )
     plain = plain_model(model, unfinished=unfinished) if isinstance(model, GrowingModel) else copy.deepcopy(model)
     plain.eval()
     warnings = _check_example(plain, example)
@@ -207,23 +127,10 @@ def _difference(reference: nn.Module, other: nn.Module, example: Any, what: str)
     """Empty when both give the same outputs; else the warning."""
     args, kwargs = arguments(example)
     with untouched(reference), torch.no_grad():
-        pairs = zip(tree_leaves(reference(*args, **kwargs)), tree_leaves(other(*args, **kwargs)), strict=True)
-        gaps = [_gap(a, b) for a, b in pairs if isinstance(a, Tensor)]
-    if not gaps or max(gaps) <= TOLERANCE:
+        gap = output_gap(reference(*args, **kwargs), other(*args, **kwargs))
+    if gap <= TOLERANCE:
         return []
-    return [f"the outputs of {what} differ by {max(gaps):.2g} on the example batch: do not rely on it"]
-
-
-def _gap(a: Tensor, b: Tensor) -> float:
-    if a.shape != b.shape or a.dtype != b.dtype:
-        return float("inf")
-    if torch.equal(a, b):
-        return 0.0
-    wide = torch.complex128 if a.is_complex() else torch.float64
-    a, b = a.to(wide), b.to(wide)
-    same = (a == b) | (a.isnan() & b.isnan())
-    gap = torch.where(same, 0.0, (a - b).abs() / a.abs().clamp(min=1.0)).max()
-    return float(gap.nan_to_num(float("inf")))
+    return [f"the outputs of {what} differ by {gap:.2g} on the example batch: do not rely on it"]
 
 
 def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:

@@ -265,6 +265,12 @@ class GrowingModel(nn.Module):
         """Slots whose seed takes part in the output."""
         return [slot for slot in self.slots if slot.seed is not None and slot.life.alpha > 0.0]
 
+    def near_parameters(self, slot: Slot) -> Iterator[list[Tensor]]:
+        """The host's parameters around a slot: those of its module, then of each module around that."""
+        names = slot.path.split(".")
+        for depth in range(len(names), -1, -1):
+            yield list(self.host.get_submodule(".".join(names[:depth])).parameters())
+
     def seed_parameters(self, slot: Slot) -> list[Tensor]:
         """What the optimizer must train."""
         return slot.trained

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -12,8 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LRScheduler
+from torch.utils._pytree import tree_map_only
 
 from esper.actions import Action
 from esper.agent.shipped import DEFAULT_CONTROLLER
@@ -22,11 +21,13 @@ from esper.engine.governor import Governor
 from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, Loss, Score, evaluate, gather
 from esper.engine.optimizer import GrowingOptimizer
-from esper.engine.prepare import task_learner
+from esper.engine.prepare import decay_over, task_learner
 from esper.env.situation import observe
 from esper.growth.attach import attach
-from esper.growth.blueprints import Layout
-from esper.growth.export import Saved, plain_model, save
+from esper.growth.export import Saved, save
+from esper.growth.model import GrowingModel, Survey
+from esper.growth.plain import ExportError, allowed_gap, check_exportable, copied, output_gap, plain_model
+from esper.growth.probe import arguments, untouched
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules, Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
@@ -43,6 +44,7 @@ from esper.training.data import (
 )
 from esper.training.history import History
 from esper.training.interrupt import interruptible
+from esper.training.own_optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
 
 OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
 """Called after every epoch with what happened to the growing model, and to the control if there is one."""
@@ -92,41 +94,45 @@ def grow(
     epochs: int = 40,
     loss: Loss | None = None,
     metric: Score | None = None,
-    optimizer: Callable[[Iterable[Tensor]], Optimizer] | None = None,
-    scheduler: Callable[[Optimizer], LRScheduler] | None = None,
+    optimizer: MakeOptimizer | None = None,
+    scheduler: MakeScheduler | None = None,
     batch_size: int = 128,
     updates_per_epoch: int | None = None,
     budget: int | None = None,
     max_seeds: int | None = None,
     blueprints: Sequence[str] | None = None,
-    layouts: dict[str, Layout] | None = None,
+    layouts: Mapping[str, str] | None = None,
+    visibility: str | Mapping[str, str] | None = None,
     rules: Rules | None = None,
     seed: int = 0,
     device: str | torch.device = "auto",
     control: bool = False,
+    in_place: bool = False,
     on_epoch: OnEpoch | None = None,
 ) -> Grown:
-    """Train `model` and let it grow at `slots` (module paths or patterns); the result is a plain model.
+    """Train a copy of `model` and let it grow at `slots` (module paths or patterns); the result is a plain model.
 
     Data are (inputs, targets) tensors or arrays, or `DataLoader`s. The metric gives a score in percent, per example
     where it can; integer targets default to cross-entropy and accuracy, others to squared error and the variance
-    explained. `optimizer` makes an optimizer from parameters, `scheduler` a scheduler (stepped per update) from an
-    optimizer. Parameters that do not require gradients stay as they are; of a frozen model, only what grows is trained.
+    explained. `optimizer` makes an optimizer from (parameters) or (parameters, model), where the model is the one that
+    is trained; `scheduler` makes a scheduler (stepped per update) from an optimizer, in place of the usual rate, which
+    is constant and falls to zero over the last 30 % of the run. Parameters that do not require gradients stay as they
+    are; of a frozen model, only what grows is trained. `layouts` and `visibility` are as in `esper.attach`.
+
     With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far.
+    `model` itself is not touched, unless it is trained `in_place`, for want of memory: then it ends as the trained
+    host without its seeds, and `grown.model` is made of the same tensors.
     """
-    if not isinstance(model, nn.Module):
-        raise ValueError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     _check_counts(epochs=epochs, batch_size=batch_size, updates_per_epoch=updates_per_epoch)
     decider = as_controller(controller)
     where = pick_device(device)
-    model.to(where)
+    host = _own(model, in_place=in_place).to(where)
     labels = loss is None  # integer targets are class numbers, unless somebody's loss says what they are
     train, val = checked_data(train_data, "train", labels=labels), checked_data(val_data, "val", labels=labels)
     held_out = None if test_data is None else checked_data(test_data, "test", labels=labels)
     feed, batch, targets = as_feed(train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
-    example = feed.train.x[:2] if isinstance(feed, TensorFeed) else batch[0]
+    example = _example(feed.train.x[:2] if isinstance(feed, TensorFeed) else batch[0])
     default_loss, default_metric = default_objective(targets)
-    make_optimizer = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
 
     def learner(host: nn.Module, feed: Feed) -> Learner:
         growing = attach(
@@ -134,27 +140,52 @@ def grow(
             slots,
             example,
             layouts=layouts,
+            visibility=visibility,
             rules=rules,
             blueprints=blueprints,
             budget=budget,
             max_seeds=max_seeds,
             rng_seed=seed,
         )
-        # Of a frozen host nothing is trained; but seeds take over the settings of a group, and a group is never empty.
-        trained = [p for p in host.parameters() if p.requires_grad] or [nn.Parameter(torch.zeros(0, device=where))]
-        made = make_optimizer(trained)
-        optimizing = GrowingOptimizer(made, [scheduler(made)] if scheduler else [])
+        made = make_optimizer(optimizer, host)
+        optimizing = GrowingOptimizer(
+            made,
+            make_scheduler(scheduler, made),
+            warmup_updates=feed.updates_per_epoch,
+            decay=None if scheduler else decay_over(epochs * feed.updates_per_epoch),
+        )
         return Learner(
             growing, optimizing, feed, loss or default_loss, metric or default_metric, seed=seed, epochs=epochs
         )
 
-    learners = [learner(model, feed)]
-    classes = check_objective(model, feed, batch, learners[0].loss, learners[0].score, labels=labels)
+    learners = [learner(host, feed)]
+    check_exportable(learners[0].model, example)
+    classes = check_objective(host, feed, batch, learners[0].loss, learners[0].score, labels=labels)
     if control:
         other, _, _ = as_feed(train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
-        learners.append(learner(copy.deepcopy(model), other))
+        learners.append(learner(copy.deepcopy(host), other))
     test = None if held_out is None else evaluation_batches(held_out, where, feed, classes)
-    return _run(learners, decider, epochs, example, test, seed, on_epoch)
+    modes = {module: module.training for module in host.modules()}
+    try:
+        return _run(learners, decider, epochs, example, test, seed, on_epoch)
+    finally:  # however it ended, a host that is the user's own is theirs again
+        learners[0].model.detach()
+        for module, training in modes.items():
+            module.training = training
+
+
+def _own(model: nn.Module, *, in_place: bool) -> nn.Module:
+    """The module that is trained: a copy of the user's, or theirs."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    model = getattr(model, "_orig_mod", model)  # of torch.compile; what grows is compiled by whoever uses it
+    scripted = isinstance(model, torch.jit.ScriptModule)  # `attach` refuses it, with the cure
+    return model if in_place or scripted else copied(model)
+
+
+def _example(inputs: Any) -> Any:
+    """Some inputs in memory of their own: a view of the data would keep all of them, in a pickle too."""
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), inputs)
 
 
 def _check_counts(**counts: object) -> None:
@@ -269,10 +300,11 @@ def _finish(
     history = History(
         controller, tuple(slot.path for slot in model.slots), model.host_parameters, tuple(records), tuple(settled)
     )
+    exported = plain_model(model, share=True).eval()  # the growing model ends here, so its tensors can live on
     held_out = [_evaluate(learner, test) for learner in learners] if test else []
-    validation = [_evaluate(learner, learner.feed.validation) for learner in learners]
+    validation = [_evaluate_export(grown, exported), *(_evaluate(one, one.feed.validation) for one in learners[1:])]
     return Grown(
-        model=plain_model(model).eval(),
+        model=exported,
         history=history,
         validation=validation[0],
         test=held_out[0] if held_out else None,
@@ -295,6 +327,30 @@ def settle(learner: Learner) -> list[Transition]:
         elif not (life.stage is Stage.BLENDING and helps):
             transitions += learner.model.prune(slot, epoch=learner.epoch, reason="the run ended first", at_once=True)
     return transitions
+
+
+def _evaluate_export(learner: Learner, exported: nn.Module) -> Evaluation:
+    """The exported model on the validation data, which must give what the grown one gives, batch by batch."""
+
+    def compared() -> Iterator[Batch]:
+        for batch in learner.feed.validation():
+            args, kwargs = arguments(batch[0])
+            outputs = []
+            for model in (learner.model, exported):
+                with untouched(model), torch.no_grad():  # and with the same random numbers
+                    outputs.append(model(*args, **kwargs))
+            gap = output_gap(*outputs)
+            if not gap <= allowed_gap(exported):
+                raise ExportError(
+                    f"the exported model does not give what the grown one gives: outputs differ by {gap:.2g} on the "
+                    "validation data, so nothing is returned; please report it, with the model"
+                )
+            yield batch
+
+    with preserved_rng(learner.model.device):
+        alone = GrowingModel(exported, Survey((), ())).eval()
+        measured = evaluate(alone, compared(), learner.loss, learner.score)
+        return gather([measured])[0]
 
 
 def _evaluate(learner: Learner, batches: Callable[[], Iterable[Batch]]) -> Evaluation:

@@ -37,7 +37,8 @@ class History:
 
     def _story(self, seed: int, transitions: list[Transition]) -> SeedStory:
         birth = transitions[0]
-        action = next(r.effect.action for r in self.records if birth in r.effect.transitions)
+        effect = next(r.effect for r in self.records if birth in r.effect.transitions)
+        action = effect.action
         ends = [t for t in transitions if t.target in (Stage.FOSSILIZED, Stage.PRUNED)]
         fate = ends[0] if ends else transitions[-1]
         return SeedStory(
@@ -50,6 +51,7 @@ class History:
             fate=fate.target,
             ended=fate.epoch,
             why_ended=fate.reason,
+            settings=effect.settings,
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -78,6 +80,8 @@ class SeedStory:
     """FOSSILIZED, PRUNED, or the stage in which the run left it."""
     ended: int
     why_ended: str
+    settings: str
+    """Whose learning rate and other settings of the optimizer it was trained with."""
 
 
 def _record_json(record: EpochRecord) -> dict[str, Any]:

@@ -1,0 +1,173 @@
+"""A grown model as a plain `nn.Module`: a copy of the host in which the seeds are ordinary parts."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+from esper.growth.blueprints import get_blueprint
+from esper.growth.graft import Grafted, graft
+from esper.growth.model import GrowingModel
+from esper.growth.probe import AttachError, arguments, untouched
+from esper.growth.replay import Recorder
+from esper.growth.seed import Seed
+from esper.growth.slot import Mode, Slot, preserved_rng
+from esper.growth.standalone import Graft
+from esper.lifecycle import IN_FORWARD, Stage
+
+
+class ExportError(ValueError):
+    """A model that cannot be exported, with the reason."""
+
+
+def plain_model(
+    growing: GrowingModel, *, unfinished: Literal["keep", "drop"] = "keep", share: bool = False
+) -> nn.Module:
+    """A copy of the host in which each seed that acts on its output is a permanent part, without hooks of Esper's.
+
+    Seeds that still blend or are on hold stay as they act now (a constant alpha), so that the outputs are the growing
+    model's; `unfinished="drop"` keeps fossilized seeds alone. Incubating seeds do not act and are never copied.
+    The user's own hooks are copied as `copy.deepcopy` copies them. The growing model is not touched. With `share`, the
+    copy is one of modules alone: its parameters and buffers are the host's own, which costs no memory.
+    """
+    if unfinished not in ("keep", "drop"):
+        raise ExportError(f"unfinished must be 'keep' or 'drop', not {unfinished!r}")
+    host = _copy_host(growing, share=share)
+    kept = [slot for slot in growing.joined if slot.life.stage in IN_FORWARD]
+    if unfinished == "drop":
+        kept = [slot for slot in kept if slot.life.stage is Stage.FOSSILIZED]
+    places = []
+    for slot in kept:
+        assert slot.seed is not None
+        alpha = 1.0 if slot.life.alpha == 1.0 else float(slot.alpha)  # the tensor: its rounding is what acts
+        places.append((slot.path, _plain(copy.deepcopy(slot.seed.body)), alpha, asdict(_record(slot, alpha))))
+    graft(host, places)
+    return host
+
+
+def copied(model: nn.Module, kept: Sequence[Any] = ()) -> nn.Module:
+    """A deep copy, which shares the objects in `kept` with the model."""
+    try:
+        return copy.deepcopy(model, {id(one): one for one in kept})
+    except Exception as error:
+        detail = str(error).strip().partition("\n")[0][:200]
+        raise ExportError(
+            f"this {type(model).__name__} cannot be copied by copy.deepcopy ({detail}): remove the attribute that "
+            "cannot, or give it a __deepcopy__"
+        ) from error
+
+
+def _copy_host(growing: GrowingModel, *, share: bool) -> nn.Module:
+    """A deep copy without the hooks of slots and recorder; they are found by whom they belong to."""
+    # What counts as copied already is shared: a slot's seed and its buffers must not be copied for a hook.
+    kept: list[Any] = [*growing.slots, growing._recorder]
+    if share:
+        kept += [*growing.host.parameters(), *growing.host.buffers()]
+    host = _plain(copied(growing.host, kept))
+    for module in host.modules():
+        for key, hook in list(module._forward_hooks.items()):
+            if isinstance(getattr(hook, "__self__", None), Slot | Recorder):
+                del module._forward_hooks[key]
+                module._forward_hooks_with_kwargs.pop(key, None)
+                module._forward_hooks_always_called.pop(key, None)
+    return host
+
+
+def _plain(copied: nn.Module) -> nn.Module:
+    """What the engine has made faster is again what it stands for: classes of layers, and compiled functions."""
+    for module in copied.modules():
+        if (plain := getattr(type(module), "esper_plain_class", None)) is not None:
+            module.__class__ = plain
+        for name, value in list(vars(module).items()):
+            if getattr(type(value), "esper_stands_in", False):
+                del module.__dict__[name]
+                if value.stands_for is not None:
+                    module.__dict__[name] = value.stands_for
+    return copied
+
+
+def _record(slot: Slot, alpha: float) -> Graft:
+    seed = slot.seed
+    assert seed is not None
+    entry = get_blueprint(seed.blueprint, seed.shape.layout)
+    return Graft(
+        path=slot.path,
+        blueprint=seed.blueprint,
+        layout=seed.shape.layout,
+        class_name=entry.module.__name__,
+        arguments=entry.arguments(seed.shape),
+        blend=seed.blend,
+        alpha=alpha,
+        stage=slot.life.stage.name,
+        parameters=sum(parameter.numel() for parameter in seed.body.parameters()),
+        visibility=seed.shape.visibility,
+        channels_last=seed.shape.channels_last,
+    )
+
+
+def check_exportable(growing: GrowingModel, example: Any) -> None:
+    """Try before training whether what grows in each slot would act in the exported model as it acts here.
+
+    It would not where the host reaches a module by another way than its name: through a list, or by its weights.
+    """
+    args, kwargs = arguments(example)
+    with untouched(growing.host), torch.no_grad(), preserved_rng(growing.device):
+        for slot in growing.slots:
+            candidates = growing.candidates(slot)
+            if not candidates:
+                continue
+            seed = Seed(candidates[0].name, slot.shape).to(growing.device)
+            for parameter in seed.parameters():
+                parameter.normal_(std=0.3)
+            slot.plant(seed.to(next(slot.module.parameters(), next(growing.host.parameters())).dtype), growing.host)
+            try:
+                exported = _copy_host(growing, share=True)
+                graft(exported, [(slot.path, copy.deepcopy(seed.body), 1.0, {})])
+                slot.mode = Mode.SHADOW
+                with preserved_rng(growing.device):
+                    expected = growing.host(*args, **kwargs)
+                gap = output_gap(expected, exported(*args, **kwargs))
+            finally:
+                slot.mode = Mode.LIVE
+                slot.uproot()
+            if gap > allowed_gap(growing):
+                raise AttachError(
+                    f"slot {slot.path!r} cannot be exported: {type(growing.host).__name__} reaches this module by "
+                    "another way than its name (a list, or its weights alone): choose a module around it"
+                )
+
+
+def allowed_gap(model: nn.Module) -> float:
+    """Largest difference between two ways to compute the same in the model's own precision."""
+    kinds = {p.dtype for p in model.parameters() if p.is_floating_point()}
+    return math.sqrt(max(torch.finfo(kind).eps for kind in kinds))
+
+
+def output_gap(expected: Any, found: Any) -> float:
+    """The largest difference between two outputs, relative to values above 1."""
+    pairs = zip(tree_leaves(expected), tree_leaves(found), strict=True)
+    return max((_gap(a, b) for a, b in pairs if isinstance(a, Tensor)), default=0.0)
+
+
+def grafts_of(model: nn.Module) -> list[tuple[Graft, nn.Module]]:
+    """What grew in a plain model, with its module, in the order of the model's modules."""
+    return [(Graft(**m.grown), m.seed) for m in model.modules() if isinstance(m, Grafted) and m.grown]
+
+
+def _gap(a: Tensor, b: Tensor) -> float:
+    if a.shape != b.shape or a.dtype != b.dtype:
+        return float("inf")
+    if torch.equal(a, b):
+        return 0.0
+    wide = torch.complex128 if a.is_complex() else torch.float64
+    a, b = a.to(wide), b.to(wide)
+    same = (a == b) | (a.isnan() & b.isnan())
+    gap = torch.where(same, 0.0, (a - b).abs() / a.abs().clamp(min=1.0)).max()
+    return float(gap.nan_to_num(float("inf")))

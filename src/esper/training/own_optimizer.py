@@ -1,0 +1,77 @@
+"""A user's own optimizer and schedule: made anew for every network that is trained, and checked before training."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+MakeOptimizer = Callable[..., Optimizer]
+"""Makes an optimizer from (parameters), or from (parameters, model): the model is the one that will be trained."""
+MakeScheduler = Callable[[Optimizer], LRScheduler]
+
+
+def make_optimizer(factory: MakeOptimizer | None, model: nn.Module) -> Optimizer:
+    """An optimizer for this very model. Whatever of it would stay untrained, or is not its own, is refused."""
+    trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
+    # Of a frozen host nothing is trained; but seeds take over the settings of a group, and a group is never empty.
+    given = list(trained.values()) or [nn.Parameter(torch.zeros(0, device=next(model.parameters()).device))]
+    if factory is None:
+        return torch.optim.AdamW(given, lr=1e-3)
+    if isinstance(factory, Optimizer):
+        raise ValueError(
+            f"optimizer= is a {type(factory).__name__} that exists already: pass a function that makes one, such as "
+            "lambda parameters: torch.optim.SGD(parameters, lr=0.1), because the control needs one of its own"
+        )
+    if not callable(factory):
+        raise ValueError(f"optimizer= must be a function that makes an optimizer from parameters, not {factory!r:.60}")
+    made = factory(given, model) if _takes_a_model(factory) else factory(given)
+    if not isinstance(made, Optimizer):
+        raise ValueError(f"optimizer= must make a torch.optim.Optimizer, and made a {type(made).__name__}")
+    if isinstance(made, LBFGS):
+        raise ValueError("LBFGS cannot train a network that grows: it needs closures, and all parameters in one group")
+    _check_groups(made, trained, {id(p) for p in given})
+    return made
+
+
+def make_scheduler(factory: MakeScheduler | None, optimizer: Optimizer) -> list[LRScheduler]:
+    if factory is None:
+        return []
+    if not callable(factory):
+        raise ValueError(
+            f"scheduler= is a {type(factory).__name__}: pass a function that makes one from an optimizer, such as "
+            "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1000)"
+        )
+    return [factory(optimizer)]
+
+
+def _takes_a_model(factory: MakeOptimizer) -> bool:
+    """Two arguments that must be given, or a second one that is called model."""
+    try:
+        parameters: list[Any] = list(inspect.signature(factory).parameters.values())
+    except (TypeError, ValueError):  # something built in
+        return False
+    places = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return len(places) > 1 and (places[1].default is places[1].empty or places[1].name == "model")
+
+
+def _check_groups(made: Optimizer, trained: dict[str, nn.Parameter], own: set[int]) -> None:
+    held = {id(p) for group in made.param_groups for p in group["params"]}
+    missing = [name for name, p in trained.items() if id(p) not in held]
+    foreign = [p for group in made.param_groups for p in group["params"] if id(p) not in own]
+    more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
+    if foreign:
+        raise ValueError(
+            f"the optimizer holds a tensor of shape {list(foreign[0].shape)} that is none of the network in training, "
+            "which is a copy of your model: let optimizer= take (parameters, model), and use these two alone"
+        )
+    if missing:
+        raise ValueError(
+            f"no group of the optimizer has the parameter {missing[0]!r}{more}, which would stay untrained: put it "
+            "into a group, or freeze it with requires_grad_(False)"
+        )
