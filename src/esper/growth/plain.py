@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_leaves
+from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from esper.growth.blueprints import get_blueprint
 from esper.growth.graft import Grafted, graft
@@ -152,8 +152,16 @@ def allowed_gap(model: nn.Module) -> float:
 
 def output_gap(expected: Any, found: Any) -> float:
     """The largest difference between two outputs, relative to values above 1."""
-    pairs = zip(tree_leaves(expected), tree_leaves(found), strict=True)
-    return max((_gap(a, b) for a, b in pairs if isinstance(a, Tensor)), default=0.0)
+    left, right = _named_tensors(expected), _named_tensors(found)
+    if left.keys() != right.keys():
+        return math.inf
+    return max((_gap(left[name], right[name]) for name in left), default=0.0)
+
+
+def _named_tensors(output: Any) -> dict[str, Tensor]:
+    """An output's tensors, but for the key-value cache: a grown model may do without (see `graft.readable`)."""
+    named = {keystr(path): leaf for path, leaf in tree_leaves_with_path(output) if isinstance(leaf, Tensor)}
+    return {name: leaf for name, leaf in named.items() if "past_key_values" not in name}
 
 
 def grafts_of(model: nn.Module) -> list[tuple[Graft, nn.Module]]:
