@@ -100,6 +100,19 @@ class Pointwise(nn.Module):
         return self.head(h if self.each else h.mean(1))
 
 
+class Windows(nn.Module):
+    """Positions are mixed within windows of a size, both ways."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.layer, self.head, self.size = nn.Linear(size, size), nn.Linear(3, 4), size
+        self.out = nn.Linear(3, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = x.reshape(len(x), -1, self.size, 3).transpose(2, 3)
+        return self.head(self.out(self.layer(h).transpose(2, 3).reshape(x.shape)))
+
+
 class Patches(nn.Module):
     """As in ViT: an image cut into patches, a class token, attention among all."""
 
@@ -176,6 +189,8 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, str
     "each by itself": (lambda: Pointwise(True), symbols, {"layer": "causal"}),
     "each by itself, pooled": (lambda: Pointwise(False), symbols, {"layer": "both"}),
     "vit": (Patches, images, {"block": "both", "cut": "both"}),
+    "windows of 3": (lambda: Windows(3), steps, {"out": "both"}),
+    "windows of 6": (lambda: Windows(6), steps, {"out": "both"}),
     "pixel cnn": (
         lambda: nn.Sequential(MaskedConv2d(3, 8, 3), nn.ReLU(), MaskedConv2d(8, 8, 3)),
         images,

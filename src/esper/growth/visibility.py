@@ -1,10 +1,10 @@
 """What each position of a slot may read, found by trying, so that a seed lets through only what its host does.
 
-The later half of the example is changed, then the earlier half: which positions of the slot, and of the output at the
+The later part of the example is changed, then the earlier part: which positions of the slot, and of the output at the
 end, follow? If nothing later ever reaches an earlier position, in the slot and at the end, the slot is *causal*, and a
 seed that looked both ways would show the network what it is to predict.
 
-    earlier positions of the slot follow the later half                      both
+    earlier positions of the slot follow the later part                      both
     they do not, and neither do the outputs at the end                       causal
     the output has no positions (a class, say), and the slot mixes
       positions in one direction, one for one with the input                 causal
@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import fnmatch
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -93,16 +94,16 @@ def _tried(model: nn.Module, example: Any, shapes: Mapping[str, SlotShape]) -> d
         run = _Runs(model, shapes)
         example = with_batch(example, 2)
         plain = run(example)
-        for late, early, length in _halves(example):
+        for late, early, axis in _changes(example):
             try:
-                after_late, after_early = run(late), run(early)
+                passes = _Passes(plain, [run(x) for x in late], run(early), axis)
             except Exception as error:  # an input that must keep its values, such as an index of some kind
                 problem = str(error).strip().partition("\n")[0][:200]
                 continue
             tried += 1
             for path, shape in shapes.items():
                 if found[path] == "both":
-                    found[path] = _judged(plain, after_late, after_early, path, shape, length)
+                    found[path] = passes.judge(path, shape)
     if not tried:
         raise AttachError(
             f"it cannot be seen which positions of {', '.join(shapes)} read which ({problem}): pass "
@@ -111,44 +112,57 @@ def _tried(model: nn.Module, example: Any, shapes: Mapping[str, SlotShape]) -> d
     return found
 
 
-def _judged(
-    plain: dict[str, Tensor],
-    after_late: dict[str, Tensor],
-    after_early: dict[str, Tensor],
-    path: str,
-    shape: SlotShape,
-    length: int,
-) -> Visibility:
-    axes = range(1, 1 + len(shape.sizes))
-    one_way = [axis for axis in axes if _only_later(plain[path], after_late[path], axis, length)]
-    if not one_way:
-        return "both"
-    end = plain[""]
-    at_end = any(_only_later(end, after_late[""], axis, length) for axis in range(1, end.dim()))
-    if shape.layout == "conv2d":
-        return "position" if at_end else "both"  # a map has no causal form but seeds that read one position
-    if at_end:
-        return "causal"
-    mixes = _follows(plain[path], after_early[path], 1)[_boundary(shape.sizes[0], length) :].any()
-    return "causal" if bool(mixes) and shape.sizes[0] == length else "both"
+@dataclass(frozen=True, slots=True)
+class _Axis:
+    """An axis of an input, and where it is cut in two: twice, because a window may end at one of these places."""
+
+    length: int
+
+    @property
+    def cuts(self) -> list[int]:
+        return sorted({max(1, self.length // 2), min(self.length - 1, self.length // 2 + 1)})
 
 
-def _only_later(plain: Tensor, after_late: Tensor, axis: int, length: int) -> bool:
-    """Whether later positions of the axis follow a change of the later half of the input, and earlier ones do not."""
-    follows = _follows(plain, after_late, axis)
-    boundary = _boundary(len(follows), length)
-    return boundary > 0 and not bool(follows[:boundary].any()) and bool(follows[boundary:].any())
+@dataclass(frozen=True, slots=True)
+class _Passes:
+    """What the slots and the end gave: for the example, with its later part changed, and with its earlier part."""
+
+    plain: dict[str, Tensor]
+    late: list[dict[str, Tensor]]
+    """For each cut."""
+    early: dict[str, Tensor]
+    """For the first cut."""
+    axis: _Axis
+
+    def judge(self, path: str, shape: SlotShape) -> Visibility:
+        if not any(self._one_way(path, axis) for axis in range(1, 1 + len(shape.sizes))):
+            return "both"
+        at_end = any(self._one_way("", axis) for axis in range(1, self.plain[""].dim()))
+        if shape.layout == "conv2d":
+            return "position" if at_end else "both"  # a map has no causal form but seeds that read one position
+        if at_end:
+            return "causal"
+        later = _follows(self.plain[path], self.early[path], 1)[self._boundary(shape.sizes[0], self.axis.cuts[0]) :]
+        return "causal" if bool(later.any()) and shape.sizes[0] == self.axis.length else "both"
+
+    def _one_way(self, where: str, axis: int) -> bool:
+        """Whether later positions of the axis follow a change of the later part, and earlier ones never do."""
+        for after, cut in zip(self.late, self.axis.cuts, strict=True):
+            follows = _follows(self.plain[where], after[where], axis)
+            boundary = self._boundary(len(follows), cut)
+            if boundary == 0 or bool(follows[:boundary].any()) or not bool(follows[boundary:].any()):
+                return False
+        return True
+
+    def _boundary(self, positions: int, cut: int) -> int:
+        """The first of so many positions that may belong to the later part of the input."""
+        return positions * cut // self.axis.length
 
 
 def _follows(plain: Tensor, changed: Tensor, axis: int) -> Tensor:
     """[positions]: which positions of the axis are not what they were."""
     gap = (changed - plain).abs().movedim(axis, 0).flatten(1).amax(1)
     return ~(gap <= UNCHANGED * plain.abs().max())  # NaN counts as changed
-
-
-def _boundary(positions: int, length: int) -> int:
-    """The first position that belongs to the later half of an input of this length."""
-    return positions * ((length + 1) // 2) // length
 
 
 class _Runs:
@@ -188,22 +202,21 @@ class _Runs:
         return kept
 
 
-def _halves(example: Any) -> Iterator[tuple[Any, Any, int]]:
-    """For every axis of every input: the example with its later half changed, its earlier half, and its length."""
+def _changes(example: Any) -> Iterator[tuple[list[Any], Any, _Axis]]:
+    """For every axis of every input: the example with its later part changed, for each cut, and with its earlier."""
     args, kwargs = arguments(example)
     given: dict[Any, Any] = {**kwargs} if kwargs else {**dict(enumerate(args))}
     for key, value in given.items():
         if not isinstance(value, Tensor) or value.is_complex() or key in MASKS:
             continue
-        for axis in range(1, value.dim()):
-            length = value.shape[axis]
-            if length == 1:
+        for number in range(1, value.dim()):
+            if value.shape[number] == 1:
                 continue
-            half = (length + 1) // 2
-            late, early = (
-                {**given, key: _changed(value, axis, part)} for part in (slice(half, None), slice(None, half))
-            )
-            yield (late, early, length) if kwargs else (tuple(late.values()), tuple(early.values()), length)
+            axis = _Axis(value.shape[number])
+            parts = [*(slice(cut, None) for cut in axis.cuts), slice(None, axis.cuts[0])]
+            changed = [{**given, key: _changed(value, number, part)} for part in parts]
+            *late, early = changed if kwargs else [tuple(one.values()) for one in changed]
+            yield late, early, axis
 
 
 def _changed(value: Tensor, axis: int, part: slice) -> Tensor:
