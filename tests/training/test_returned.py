@@ -144,6 +144,21 @@ def test_a_model_that_cannot_be_copied_is_refused_with_the_cure() -> None:
         assert bare(model)
 
 
+@pytest.mark.filterwarnings("ignore::FutureWarning")
+def test_weights_that_a_pass_leaves_behind_do_not_stop_a_copy() -> None:
+    model = small_net()
+    model[2] = nn.utils.weight_norm(model[2])  # the older one, of many TCNs: its weight is made by every pass
+    model(X)
+    grown = quick_grow(model=model)
+    assert grown.history.seeds()
+    assert accuracy(grown.model) == pytest.approx(grown.validation.accuracy, abs=1e-4)
+
+
+def test_layers_without_a_size_are_refused_with_the_cure() -> None:
+    with pytest.raises(AttachError, match=r"'0.weight' has no size yet: run the model once"):
+        quick_grow(model=nn.Sequential(nn.LazyLinear(6), nn.ReLU(), nn.Linear(6, 3)), slots=["1"])
+
+
 def test_hooks_of_an_earlier_growth_are_refused_with_the_cure() -> None:
     model = small_net()
     growing = attach(model, ["1"], X[:2])

@@ -90,6 +90,9 @@ def _check_model(model: nn.Module) -> None:
     kind = type(model).__name__
     if not any(True for _ in model.parameters()):
         raise AttachError("the model has no parameters: there is nothing to train")
+    for name, parameter in model.named_parameters():
+        if isinstance(parameter, nn.UninitializedParameter):
+            raise AttachError(f"{name!r} has no size yet: run the model once on some data before it grows")
     for path, module in model.named_modules():
         where = f"module {path!r} of {kind}" if path else f"the model ({kind})"
         if isinstance(module, torch.jit.ScriptModule):

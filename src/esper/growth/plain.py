@@ -54,8 +54,14 @@ def plain_model(
 
 def copied(model: nn.Module, kept: Sequence[Any] = ()) -> nn.Module:
     """A deep copy, which shares the objects in `kept` with the model."""
+    memo: dict[int, Any] = {id(one): one for one in kept}
+    for module in model.modules():
+        for value in vars(module).values():
+            # What a pass leaves behind (the older weight_norm does) torch refuses to copy; the next pass makes it anew.
+            if isinstance(value, Tensor) and not value.is_leaf:
+                memo[id(value)] = value.detach().clone()
     try:
-        return copy.deepcopy(model, {id(one): one for one in kept})
+        return copy.deepcopy(model, memo)
     except Exception as error:
         detail = str(error).strip().partition("\n")[0][:200]
         raise ExportError(
