@@ -20,7 +20,7 @@ from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.governor import Governor
 from esper.engine.learner import Learner
-from esper.engine.measure import Evaluation, Loss, Score, evaluate, gather
+from esper.engine.measure import Evaluation, Loss, evaluate, gather
 from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.prepare import task_learner
 from esper.env.situation import observe
@@ -30,19 +30,21 @@ from esper.growth.export import Saved, plain_model, save
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules, Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
-from esper.tasks.feed import Batch, Feed, TensorFeed, chunks
+from esper.tasks.feed import Batch, Feed, chunks
 from esper.tasks.registry import Task
 from esper.training.catalogue import make_controller
 from esper.training.data import (
     Data,
     as_feed,
-    check_objective,
+    check_batches_of_one,
     checked_data,
-    default_objective,
     evaluation_batches,
+    example_of,
 )
 from esper.training.history import History
 from esper.training.interrupt import interruptible
+from esper.training.objective import fit_objective, integers_are_classes
+from esper.training.own_metric import Metric, Scale
 
 OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
 """Called after every epoch with what happened to the growing model, and to the control if there is one."""
@@ -91,7 +93,8 @@ def grow(
     controller: str | Path | Controller = DEFAULT_CONTROLLER,
     epochs: int = 40,
     loss: Loss | None = None,
-    metric: Score | None = None,
+    metric: Metric | None = None,
+    metric_scale: Scale | None = None,
     optimizer: Callable[[Iterable[Tensor]], Optimizer] | None = None,
     scheduler: Callable[[Optimizer], LRScheduler] | None = None,
     batch_size: int = 128,
@@ -108,10 +111,12 @@ def grow(
 ) -> Grown:
     """Train `model` and let it grow at `slots` (module paths or patterns); the result is a plain model.
 
-    Data are (inputs, targets) tensors or arrays, or `DataLoader`s. The metric gives a score in percent, per example
-    where it can; integer targets default to cross-entropy and accuracy, others to squared error and the variance
-    explained. `optimizer` makes an optimizer from parameters, `scheduler` a scheduler (stepped per update) from an
-    optimizer. Parameters that do not require gradients stay as they are; of a frozen model, only what grows is trained.
+    Data are (inputs, targets) tensors, arrays or frames, or `DataLoader`s. The metric gives one number per example, or
+    one for the whole set, or is an object with `update` and `compute` as in torchmetrics; its scale is recognised where
+    that is certain, else `metric_scale` says it. Without a loss, integer targets mean cross-entropy, others squared
+    error, and a model of Hugging Face its own; without a metric, the loss decides what is right. `optimizer` makes an
+    optimizer from parameters, `scheduler` a scheduler (stepped per update) from an optimizer. Parameters that do not
+    require gradients stay as they are; of a frozen model, only what grows is trained.
     With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far.
     """
     if not isinstance(model, nn.Module):
@@ -120,12 +125,13 @@ def grow(
     decider = as_controller(controller)
     where = pick_device(device)
     model.to(where)
-    labels = loss is None  # integer targets are class numbers, unless somebody's loss says what they are
+    labels = integers_are_classes(loss)
     train, val = checked_data(train_data, "train", labels=labels), checked_data(val_data, "val", labels=labels)
     held_out = None if test_data is None else checked_data(test_data, "test", labels=labels)
-    feed, batch, targets = as_feed(train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
-    example = feed.train.x[:2] if isinstance(feed, TensorFeed) else batch[0]
-    default_loss, default_metric = default_objective(targets)
+    feed, batch, targets = as_feed(model, train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
+    example = example_of(feed, batch)
+    objective = fit_objective(model, feed, batch, targets, loss, metric, metric_scale)
+    check_batches_of_one(model, feed, example)
     make_optimizer = optimizer or (lambda parameters: torch.optim.AdamW(parameters, lr=1e-3))
 
     def learner(host: nn.Module, feed: Feed) -> Learner:
@@ -144,16 +150,13 @@ def grow(
         trained = [p for p in host.parameters() if p.requires_grad] or [nn.Parameter(torch.zeros(0, device=where))]
         made = make_optimizer(trained)
         optimizing = GrowingOptimizer(made, [scheduler(made)] if scheduler else [])
-        return Learner(
-            growing, optimizing, feed, loss or default_loss, metric or default_metric, seed=seed, epochs=epochs
-        )
+        return Learner(growing, optimizing, feed, objective.loss, objective.score, seed=seed, epochs=epochs)
 
     learners = [learner(model, feed)]
-    classes = check_objective(model, feed, batch, learners[0].loss, learners[0].score, labels=labels)
     if control:
-        other, _, _ = as_feed(train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
+        other, _, _ = as_feed(model, train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
         learners.append(learner(copy.deepcopy(model), other))
-    test = None if held_out is None else evaluation_batches(held_out, where, feed, classes)
+    test = None if held_out is None else evaluation_batches(held_out, where, feed, objective.classes, objective.ignored)
     return _run(learners, decider, epochs, example, test, seed, on_epoch)
 
 
