@@ -183,6 +183,11 @@ def test_targets_that_are_the_inputs_teach_copying() -> None:
     symbols = numbers(5, 6)
     model = nn.Sequential(nn.Embedding(5, 8), nn.Linear(8, 5))
     refused("targets are the inputs.*shift", lambda: once((symbols, symbols), (symbols, symbols), model=model))
+    refused(
+        "targets are the inputs.*shift", lambda: once((symbols.int(), symbols), (symbols.int(), symbols), model=model)
+    )
+    nothing = torch.zeros_like(symbols)
+    once((nothing, nothing), (nothing, nothing), model=model)
 
 
 def test_cross_entropy_of_torch_on_a_language_model_names_the_cure() -> None:

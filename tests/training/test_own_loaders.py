@@ -166,11 +166,11 @@ def test_a_batch_norm_of_images_takes_one_image() -> None:
 SYMBOLS = torch.randint(11, (32, 7), generator=torch.Generator().manual_seed(0))
 
 
-def classifier() -> nn.Module:
+def classifier(labels: int = 3) -> nn.Module:
     transformers = pytest.importorskip("transformers")
     config = transformers.BertConfig(
         vocab_size=11, hidden_size=8, num_hidden_layers=2, num_attention_heads=2, intermediate_size=16,
-        max_position_embeddings=8, num_labels=3,
+        max_position_embeddings=8, num_labels=labels,
     )  # fmt: skip
     torch.manual_seed(0)
     return transformers.BertForSequenceClassification(config)
@@ -252,7 +252,7 @@ def test_labels_that_nothing_tells_how_to_compare_need_a_metric() -> None:
     assert 0.0 < grown_language_model(SYMBOLS, metric=next_right, **settings).validation.accuracy < 100.0
 
 
-def test_several_labels_and_values_of_hugging_face() -> None:
+def test_several_labels_of_hugging_face() -> None:
     model = classifier()
     model.config.problem_type = "multi_label_classification"
     many = F.one_hot(SYMBOLS[:, 0] % 3, 3).float()
@@ -262,6 +262,16 @@ def test_several_labels_and_values_of_hugging_face() -> None:
     assert grown.validation.accuracy == pytest.approx(
         100 * ((logits > 0) == (many > 0)).float().mean().item(), abs=1e-3
     )
+
+
+def test_values_of_hugging_face_are_a_column() -> None:
+    model = classifier(labels=1)
+    values = SYMBOLS.float().mean(1)
+    grown = once(dicts(values), dicts(values), model=model, slots=["bert.encoder.layer.*"])
+    with torch.no_grad():
+        found = grown.model(input_ids=SYMBOLS).logits[:, 0]
+    wanted = 100 * (1 - (found - values).square().mean() / values.var(unbiased=False)).item()
+    assert grown.validation.accuracy == pytest.approx(wanted, abs=1e-2)
 
 
 def test_outputs_with_logits_serve_with_targets_beside_them() -> None:

@@ -156,8 +156,9 @@ def fit_objective(
         score = _default_score(seen, ignored)
         _tried("metric", lambda: score(seen.outputs, seen.targets), seen)
     else:
+        count = _class_count(seen) or (2 if seen.yes_or_no else None)
         tries = _tries(model, seen)
-        score = _tried("metric", lambda: fit_metric(metric, metric_scale, tries, _class_count(seen)), seen)
+        score = _tried("metric", lambda: fit_metric(metric, metric_scale, tries, count), seen)
     return Objective(chosen, score, classes, ignored)
 
 
@@ -181,17 +182,18 @@ def _ignored(loss: Any) -> int:
 
 
 def _loss(seen: _Seen) -> Loss:
-    if seen.loss is None:
+    given = seen.loss  # what is returned must not keep the outputs that were seen
+    if given is None:
         return _default_loss(seen)
     if seen.kind is None:
-        return seen.loss  # type: ignore[no-any-return]
+        return given  # type: ignore[no-any-return]
     if seen.kind in (Kind.CLASSES, Kind.OTHER):
-        return lambda outputs, targets: seen.loss(logits_of(outputs), targets)
+        return lambda outputs, targets: given(logits_of(outputs), targets)
 
     def compared(outputs: Any, targets: Tensor) -> Tensor:
         values = logits_of(outputs)
         check_values(values, targets)  # torch would compare every example with every other
-        return seen.loss(values, targets.to(values.dtype))  # type: ignore[no-any-return]
+        return given(values, targets.to(values.dtype))  # type: ignore[no-any-return]
 
     return compared
 
@@ -202,12 +204,18 @@ def _default_loss(seen: _Seen) -> Loss:
     if seen.train_targets.is_floating_point():
         return squared_error
     axis = class_axis(seen.logits, seen.targets)
-    inputs = seen.inputs if not isinstance(seen.inputs, dict) else {**seen.inputs, LABELS: None}
-    if seen.targets.dim() > 1 and any(torch.equal(part, seen.targets) for part in tensors_of(inputs)):
+    if seen.targets.dim() > 1 and _copies(seen.inputs, seen.targets):
         raise ObjectiveError(
             "the targets are the inputs themselves, so the model would learn to copy: shift the targets by one position"
         )
     return partial(class_loss, axis=axis)
+
+
+def _copies(inputs: Any, targets: Tensor) -> bool:
+    """One of the inputs is the targets. (That both are constant, as masks and labels may be, says nothing.)"""
+    others = {**inputs, LABELS: None} if isinstance(inputs, dict) else inputs
+    same = any(part.shape == targets.shape and bool((part == targets).all()) for part in tensors_of(others))
+    return same and bool(targets.min() != targets.max())
 
 
 def class_loss(outputs: Any, targets: Tensor, axis: int) -> Tensor:
@@ -329,7 +337,7 @@ def _tries(model: nn.Module, seen: _Seen) -> Iterator[tuple[Any, Tensor]]:
 
 
 def _class_count(seen: _Seen) -> int | None:
-    """Between how many classes the model chooses, if it does."""
+    """Between how many classes the model chooses for each target, if it does."""
     logits, targets = seen.logits, seen.targets
     if isinstance(logits, Tensor) and logits.dim() > 1:
         if seen.kind is Kind.CLASSES:
@@ -338,7 +346,7 @@ def _class_count(seen: _Seen) -> int | None:
             axis = -1 if seen.model_has_loss or seen.loss is not None else class_axis(logits, targets)
             if fits(logits, targets, axis) or (seen.loss is not None and fits(logits, targets, axis := 1)):
                 return int(logits.shape[axis])
-    return 2 if seen.yes_or_no else None
+    return None
 
 
 def _check_all_classes(seen: _Seen, classes: int, ignored: int) -> None:
@@ -358,7 +366,8 @@ def _tried(what: str, function: Callable[[], _Result], seen: _Seen) -> _Result:
         raise
     except Exception as error:
         detail = str(error).strip().partition("\n")[0] or type(error).__name__
-        if what == "loss" and seen.kind is Kind.CLASSES and seen.logits.shape[:-1] == seen.targets.shape:
+        last = isinstance(seen.logits, Tensor) and fits(seen.logits, seen.targets, -1)
+        if what == "loss" and seen.kind is Kind.CLASSES and last:
             detail += " (torch wants the classes on axis 1: for cross-entropy over the last axis, leave loss= out)"
         if what == "loss" and seen.kind is Kind.OTHER:
             detail += " (wrap the loss in a function of (outputs, targets), and pass metric=)"
