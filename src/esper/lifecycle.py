@@ -88,7 +88,7 @@ class Contrast:
     loss: float
     """Loss saved by having the seed (positive is good)."""
     error: float = 0.0
-    """Standard error of `accuracy`, paired per example."""
+    """Standard error of `accuracy`, paired per example; infinite if it could not be estimated."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,6 +5,7 @@ Covers: R138 (alpha = 0 seeds are measured by their shadow, never guessed), R012
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -14,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from esper.engine.measure import Pending, evaluate, gather, standard_error
+from esper.engine.measure import Pending, evaluate, gather, jackknife_error, standard_error
 from esper.growth.attach import attach
 from esper.growth.blueprints import fitting
 from esper.growth.model import GrowingModel
@@ -145,29 +146,30 @@ def test_one_example_has_no_spread_and_no_crash() -> None:
     assert standard_error(1 / 3, 1 / 9 - 1e-18, 7) == 0.0  # rounding below zero
 
 
-def test_a_metric_of_the_whole_batch_is_taken_for_every_example() -> None:
+def test_a_jackknife_error_by_hand() -> None:
+    """Of a mean, with one example per block, it is the textbook's. Values 1, 2, 6: means without each 4, 3.5, 1.5."""
+    assert jackknife_error([4.0, 3.5, 1.5]) == pytest.approx(float(np.std([1, 2, 6], ddof=1) / 3**0.5))
+    assert jackknife_error([1.0]) == math.inf
+    assert jackknife_error([1.0, math.nan]) == math.inf
+
+
+def test_one_example_may_have_a_score_without_axes() -> None:
+    """As `squeeze` makes it of a last batch of one."""
     world = WORLDS["mlp"]
-    model = world.grown()
-    plant(model, model.slots[0], "mlp", Stage.HOLDING)
-    data = world.examples(10)
-
-    def scalar(outputs: Tensor, targets: Tensor) -> Tensor:
-        return percent_correct(outputs, targets).mean()
-
-    per_example, per_batch = gather(
+    model, data = world.grown(), world.examples(4)
+    squeezed, plain = gather(
         [
-            evaluate(model, chunks(data, 5), cross_entropy, s, contrasts=model.slots[:1])
-            for s in (percent_correct, scalar)
+            evaluate(model, chunks(data, 1), cross_entropy, score)
+            for score in (lambda o, t: percent_correct(o, t).squeeze(), percent_correct)
         ]
     )
-    assert per_batch.accuracy == pytest.approx(per_example.accuracy)
-    assert per_batch.contributions[0].accuracy == pytest.approx(per_example.contributions[0].accuracy)
+    assert squeezed == plain
 
 
-@pytest.mark.parametrize("shape", [(4, 1), (3,), (1, 4)])
+@pytest.mark.parametrize("shape", [(4, 1), (3,), (1, 4), ()])
 def test_a_metric_of_another_shape_is_refused(shape: tuple[int, ...]) -> None:
     world = WORLDS["mlp"]
-    with pytest.raises(ValueError, match=r"one number per example \(4\) or one per batch, not \[") as refusal:
+    with pytest.raises(ValueError, match=r"one number per example \(4\), not \[") as refusal:
         evaluate(world.grown(), chunks(world.examples(4)), cross_entropy, lambda o, t: torch.zeros(shape))
     assert "\n" not in str(refusal.value)
 

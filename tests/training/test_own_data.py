@@ -64,9 +64,9 @@ def test_targets_of_one_kind_in_train_and_another_in_val_are_refused() -> None:
     [
         (
             {"metric": lambda o, t: (o.argmax(1)[:, None] == t).float()},
-            r"or one per batch, not float32 \[64, 64\]",
+            r"or one number, not float32 \[64, 64\]",
         ),
-        ({"metric": lambda o, t: 3.0}, "must give a tensor with one number per example .* not a float"),
+        ({"metric": lambda o, t: "3"}, "must give a tensor with one number per example .* not a str"),
         ({"loss": lambda o, t: F.cross_entropy(o, t, reduction="none")}, r"the loss must give one number, .*\[64\]"),
         ({"loss": lambda o, t: F.cross_entropy(o[:, :, None], t)}, r"the loss fails for the model's outputs \(float32"),
         ({"metric": lambda o, t: 1 / 0}, "the metric fails for .*: division by zero"),

@@ -1,16 +1,19 @@
 """What a network is worth, and what each seed is worth in it, on the validation set.
 
 Every contrast is paired: the same examples with and without a seed. A network variant re-runs the host from its first
-changed slot only. Results stay on the device until `gather` fetches those of all learners in one transfer.
+changed slot only. Results stay on the device until `gather` fetches those of all learners in one transfer; scores of a
+whole set (`SetScore`) are the exception, because they are computed by code that is not Esper's.
 """
 
 from __future__ import annotations
 
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -25,6 +28,9 @@ Loss = Callable[..., Tensor]
 """(outputs, targets) → scalar mean."""
 Score = Callable[..., Tensor]
 """(outputs, targets) → score per example [batch], in percent; higher is better."""
+
+BLOCKS = 10
+"""Parts of a set that are left out in turn to estimate the standard error of a score of the whole set."""
 
 Variant = dict[Slot, Mode]
 """The network with some slots in another mode."""
@@ -51,13 +57,36 @@ def gather(pending: Sequence[Pending[_Report]]) -> list[_Report]:
     return [p.read(numbers[i]) for i, p in enumerate(pending)]
 
 
+class SetScore(ABC):
+    """A score of all outputs and targets together, such as F1: a mean over batches would be another number."""
+
+    @abstractmethod
+    def start(self, blocks: int) -> Tally:
+        """An empty tally for one network. `blocks` is 0 when no standard error is needed."""
+
+    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
+        raise ValueError("a metric of the whole set has no score per example")
+
+
+class Tally(ABC):
+    """The score of one network, while its outputs come in batch by batch."""
+
+    @abstractmethod
+    def update(self, outputs: Any, targets: Tensor, block: Tensor) -> None:
+        """`block` [batch] is the part of the set to which each example belongs."""
+
+    @abstractmethod
+    def compute(self, blocks: int) -> list[float]:
+        """In percent: of all examples, then without each of the first `blocks` blocks; NaN where there is none."""
+
+
 @dataclass(frozen=True, slots=True)
 class Evaluation:
     """One network on one set of examples."""
 
     loss: float
     accuracy: float
-    """Mean score per example, in percent."""
+    """The score in percent: the mean over examples, or that of the whole set."""
     contributions: dict[int, Contrast] = field(default_factory=dict)
     """By slot: the network as it is against the network without that seed."""
     shadow_benefits: dict[int, Contrast] = field(default_factory=dict)
@@ -69,6 +98,8 @@ def evaluate(
 ) -> Pending[Evaluation]:
     """Measure the network, and the slots in `contrasts`: incubating ones by shadow, others by leaving them out."""
     asked = Contrasts(contrasts)
+    if isinstance(score, SetScore):
+        return _evaluate_set(model, batches, loss, score, asked)
     total, count = summed(model, batches, loss, score, asked.variants, asked.numbers)
     return Pending(total, partial(asked.read, count=count))
 
@@ -90,11 +121,17 @@ class Contrasts:
         """Numbers summed over `count` examples."""
         means, n = [number / count for number in numbers], len(self._changes)
         losses, (accuracy, *differences) = means[: 1 + n], means[1 + n : 2 + 2 * n]
+        errors = [standard_error(differences[i], means[2 + 2 * n + i], count) for i in range(n)]
+        return self.report(losses, accuracy, differences, errors)
+
+    def report(
+        self, losses: Sequence[float], accuracy: float, differences: Sequence[float], errors: Sequence[float]
+    ) -> Evaluation:
+        """From the losses of the network and its variants, and how much each variant scores above the network."""
         found: dict[Mode, dict[int, Contrast]] = {Mode.OFF: {}, Mode.SHADOW: {}}
         for i, (slot, mode) in enumerate(self._changes.items()):
             sign = 1.0 if mode is Mode.SHADOW else -1.0  # a contrast is always "with the seed minus without"
-            error = standard_error(differences[i], means[2 + 2 * n + i], count)
-            found[mode][slot.index] = Contrast(sign * differences[i], sign * (losses[0] - losses[1 + i]), error)
+            found[mode][slot.index] = Contrast(sign * differences[i], sign * (losses[0] - losses[1 + i]), errors[i])
         return Evaluation(losses[0], accuracy, found[Mode.OFF], found[Mode.SHADOW])
 
 
@@ -140,14 +177,58 @@ def measure_batch(
     model: GrowingModel, batch: Batch, loss: Loss, score: Score, variants: Sequence[Variant]
 ) -> tuple[Tensor, Tensor]:
     """Losses summed over the batch [1 + variants] and scores [1 + variants, batch], in double precision."""
-    inputs, targets = batch
-    args, kwargs = arguments(inputs)
+    targets = batch[1]
     losses, scores = [], []
-    for changes in ({}, *variants):
-        outputs = model.replay(changes, *args, **kwargs) if changes else model(*args, **kwargs)
+    for outputs in _outputs(model, batch, variants):
         losses.append(loss(outputs, targets))
         scores.append(_scores(score, outputs, targets))
     return torch.stack(losses).double() * len(targets), torch.stack(scores).double()
+
+
+def _outputs(model: GrowingModel, batch: Batch, variants: Sequence[Variant]) -> Iterator[Any]:
+    """Of the network as it is, then of each variant."""
+    args, kwargs = arguments(batch[0])
+    for changes in ({}, *variants):
+        yield model.replay(changes, *args, **kwargs) if changes else model(*args, **kwargs)
+
+
+def _evaluate_set(
+    model: GrowingModel, batches: Iterable[Batch], loss: Loss, score: SetScore, asked: Contrasts
+) -> Pending[Evaluation]:
+    """The same for a score of the whole set: one tally per network."""
+    blocks = BLOCKS if asked.variants else 0
+    tallies = [score.start(blocks) for _ in range(1 + len(asked.variants))]
+    total = torch.zeros(len(tallies), dtype=torch.float64, device=model.device)
+    count = 0
+    with measuring(model):
+        for batch in batches:
+            targets = batch[1]
+            # Every tenth example, not a tenth in a row: data are often sorted by class.
+            block = torch.arange(count, count + len(targets), device=targets.device) % BLOCKS
+            for i, outputs in enumerate(_outputs(model, batch, asked.variants)):
+                total[i] += loss(outputs, targets).double() * len(targets)
+                if bool(torch.isfinite(total[i])):  # else the network is broken, and metrics may refuse NaN
+                    tallies[i].update(outputs, targets, block)
+            count += len(targets)
+    if count == 0:
+        raise ValueError("there are no examples to evaluate on")
+    blocks = min(blocks, count) if count > 1 else 0
+    scores = [
+        tally.compute(blocks) if ok else [math.nan] * (1 + blocks)
+        for tally, ok in zip(tallies, torch.isfinite(total).tolist(), strict=True)
+    ]  # [networks][1 + blocks]
+    gains = [[a - b for a, b in zip(variant, scores[0], strict=True)] for variant in scores[1:]]
+    whole, errors = [gain[0] for gain in gains], [jackknife_error(gain[1:]) for gain in gains]
+    return Pending(total / count, lambda losses: asked.report(losses, scores[0][0], whole, errors))
+
+
+def jackknife_error(without: Sequence[float]) -> float:
+    """The standard error of a statistic, from its values without each block; infinite if it cannot be estimated."""
+    n = len(without)
+    if n < 2 or not all(map(math.isfinite, without)):
+        return math.inf
+    mean = sum(without) / n
+    return float(((n - 1) / n * sum((value - mean) ** 2 for value in without)) ** 0.5)
 
 
 def standard_error(mean: float, mean_square: float, count: int) -> float:
@@ -157,10 +238,8 @@ def standard_error(mean: float, mean_square: float, count: int) -> float:
 
 def _scores(score: Score, outputs: object, targets: Tensor) -> Tensor:
     values = score(outputs, targets)
-    if values.dim() == 0:  # a metric that only knows the batch: every example gets the mean
-        return values.expand(len(targets))
+    if values.dim() == 0 and len(targets) == 1:  # from `squeeze`
+        return values.reshape(1)
     if values.shape != (len(targets),):
-        raise ValueError(
-            f"the metric must give one number per example ({len(targets)}) or one per batch, not {list(values.shape)}"
-        )
+        raise ValueError(f"the metric must give one number per example ({len(targets)}), not {list(values.shape)}")
     return values

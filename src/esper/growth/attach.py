@@ -25,7 +25,7 @@ from esper.growth.visibility import find_visibility
 if TYPE_CHECKING:
     from esper.lifecycle import Rules
 
-__all__ = ["AttachError", "attach", "survey"]
+__all__ = ["AttachError", "attach", "check_model", "survey"]
 
 
 def attach(
@@ -70,7 +70,7 @@ def survey(
     visibility: str | Mapping[str, str] | None = None,
 ) -> Survey:
     """Look at the model where the slots shall be. What is found holds for every model of the same architecture."""
-    _check_model(model)
+    check_model(model)
     if isinstance(slots, str):
         raise AttachError(f"slots must be a list of module paths, such as [{slots!r}]")
     paths = _matching_paths(model, slots)
@@ -85,7 +85,7 @@ def survey(
     return Survey(places, tuple(names[tap] for tap in taps))
 
 
-def _check_model(model: nn.Module) -> None:
+def check_model(model: nn.Module) -> None:
     """Refuse what is known not to work before anything is tried."""
     kind = type(model).__name__
     if not any(True for _ in model.parameters()):

@@ -9,14 +9,15 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from esper.growth.probe import arguments
+from esper.tasks.batches import LABELS, as_batch, move, tensors_of
+from esper.tasks.batches import Batch as Batch
 from esper.tasks.data import Split, check_split, crop_and_flip, draw_crops
 
 EVALUATION_CHUNK = 1024
 """Examples per evaluation pass; bounds the memory of replays."""
 
-Batch = tuple[Any, Tensor]
-"""Model inputs (a tensor, a tuple of arguments or a dict of keyword arguments) and targets."""
+IGNORED = -100
+"""The class number that torch's cross-entropy leaves out."""
 
 
 class Feed(Protocol):
@@ -88,25 +89,35 @@ class TensorFeed:
 
 
 class LoaderFeed:
-    """Two iterables of (inputs, targets), such as `DataLoader`s. An epoch is one pass over the training one."""
+    """Two iterables of batches (see `as_batch`), such as `DataLoader`s.
+
+    An epoch is one pass over the training one, or `updates_per_epoch` batches, going on where the last epoch ended.
+    """
 
     def __init__(
         self,
-        train: Iterable[Batch],
-        val: Iterable[Batch],
+        train: Iterable[Any],
+        val: Iterable[Any],
         device: torch.device,
         *,
+        updates_per_epoch: int | None = None,
         labels: bool = False,
+        pass_labels: bool = True,
         val_name: str = "val",
     ) -> None:
         self.train, self.val, self.device = train, val, device
         self.labels = labels
         """Integer targets are numbers of classes."""
+        self.pass_labels = pass_labels
+        """The model takes the labels of a dict as an argument."""
         self.classes: int | None = None
         """How many there are, once it is known: every batch is checked."""
+        self.ignored = IGNORED
+        self.fewest = 1
+        """Examples that a training batch must have."""
         self.val_name = val_name
-        self.updates_per_epoch = _length(train)
-        self._batches: Iterator[Batch] = iter(())
+        self.updates_per_epoch = updates_per_epoch or _length(train)
+        self._batches: Iterator[Any] = iter(())
 
     def next_batch(self) -> Batch:
         batch = next(self._batches, None)
@@ -115,7 +126,13 @@ class LoaderFeed:
             batch = next(self._batches, None)
             if batch is None:
                 raise ValueError("the training loader gives no batches")
-        return self._checked(batch, "train")
+        inputs, targets = self._checked(batch, "train")
+        if len(targets) < self.fewest:
+            raise ValueError(
+                "the training loader gave a batch of 1 example, and the model's BatchNorm needs at least 2: pass "
+                "drop_last=True to the DataLoader, or another batch_size"
+            )
+        return inputs, targets
 
     def validation(self) -> Iterable[Batch]:
         empty = True
@@ -126,12 +143,7 @@ class LoaderFeed:
             raise ValueError(f"the {self.val_name} loader gives no batches")
 
     def _checked(self, batch: Any, name: str) -> Batch:
-        if not isinstance(batch, tuple | list) or len(batch) != 2 or not isinstance(batch[1], Tensor):
-            what = f"a {type(batch).__name__}"
-            if isinstance(batch, tuple | list):
-                what += f" of {len(batch)}: " + ", ".join(type(part).__name__ for part in batch[:3])
-            raise ValueError(f"the {name} loader must give (inputs, targets) pairs of tensors, and gave {what}")
-        inputs, targets = batch
+        inputs, targets = as_batch(batch, name, pass_labels=self.pass_labels)
         if targets.dim() == 0:
             raise ValueError(f"the {name} loader gives single examples, not batches: wrap it in a DataLoader")
         for part in tensors_of(inputs):
@@ -139,7 +151,9 @@ class LoaderFeed:
         if self.labels:
             targets = class_numbers(targets, name)
             if self.classes is not None:
-                check_classes(targets, self.classes, name)
+                check_classes(targets, self.classes, name, self.ignored)
+            if isinstance(inputs, dict) and LABELS in inputs:
+                inputs[LABELS] = targets
         return move(inputs, self.device), targets.to(self.device, non_blocking=True)
 
 
@@ -150,9 +164,12 @@ def class_numbers(targets: Tensor, name: str) -> Tensor:
     return targets if targets.is_floating_point() else targets.long()
 
 
-def check_classes(targets: Tensor, classes: int, name: str) -> None:
+def check_classes(targets: Tensor, classes: int, name: str, ignored: int = IGNORED) -> None:
     """Refuse numbers of classes that the model has no output for."""
-    if targets.is_floating_point() or targets.numel() == 0:
+    if targets.is_floating_point():
+        return
+    targets = targets[targets != ignored]
+    if targets.numel() == 0:
         return
     least, most = (int(bound) for bound in torch.aminmax(targets))
     if least < 0 or most >= classes:
@@ -170,23 +187,10 @@ def chunks(split: Split, size: int = EVALUATION_CHUNK) -> Iterator[Batch]:
         yield split.x[part], split.y[part]
 
 
-def tensors_of(inputs: Any) -> list[Tensor]:
-    args, kwargs = arguments(inputs)
-    return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor)]
-
-
-def move(inputs: Any, device: torch.device) -> Any:
-    if isinstance(inputs, Tensor):
-        return inputs.to(device, non_blocking=True)
-    if isinstance(inputs, dict):
-        return {key: move(value, device) for key, value in inputs.items()}
-    if isinstance(inputs, tuple | list):
-        return tuple(move(value, device) for value in inputs)
-    return inputs
-
-
-def _length(loader: Iterable[Batch]) -> int:
+def _length(loader: Iterable[Any]) -> int:
     try:
         return len(loader)  # type: ignore[arg-type]
     except TypeError:
-        raise ValueError("the training loader has no length: give a DataLoader over a sized dataset") from None
+        raise ValueError(
+            "the training loader has no length: pass updates_per_epoch=, the batches of an epoch"
+        ) from None

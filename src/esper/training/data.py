@@ -1,67 +1,64 @@
-"""A person's own data: what `esper.grow` accepts, and what it assumes when it is told nothing."""
+"""A person's own data: what `esper.grow` accepts, checked as far as can be before the training."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+import inspect
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
-from esper.engine.measure import Loss, Score
-from esper.growth.probe import arguments, untouched
+from esper.growth.probe import arguments, untouched, with_batch
+from esper.tasks.batches import LABELS, is_array, to_tensor
 from esper.tasks.data import Split, check_split
 from esper.tasks.feed import Batch, Feed, LoaderFeed, TensorFeed, check_classes, chunks, class_numbers
-from esper.tasks.registry import cross_entropy, percent_correct
 
-Data = tuple[Tensor, Tensor] | tuple[NDArray[Any], NDArray[Any]] | Split | Iterable[Batch]
-"""(inputs, targets) as tensors or arrays, or something that gives such pairs of tensors batch by batch, such as a
-`DataLoader`."""
-Checked = Split | Iterable[Batch]
+Data = tuple[Tensor, Tensor] | tuple[NDArray[Any], NDArray[Any]] | Split | Iterable[Any]
+"""(inputs, targets) as tensors, arrays or frames, or something that gives batches of them, such as a `DataLoader`."""
+Checked = Split | Iterable[Any]
 """Data that have been looked at as far as one can without drawing from them."""
-
-
-class ObjectiveError(ValueError):
-    """Outputs and targets that the default loss and metric cannot compare. The message says what to do."""
 
 
 def checked_data(data: Data, name: str, *, labels: bool) -> Checked:
     """Checked tensors, or the loader as it is; with `labels`, integer targets are made numbers of classes."""
     parts = data if isinstance(data, tuple | list) else ()
-    if len(parts) == 2 and all(isinstance(part, Tensor | np.ndarray) for part in parts):
-        data = Split(_tensor(parts[0], f"{name} inputs"), _tensor(parts[1], f"{name} targets"))
+    if len(parts) > 1 and all(isinstance(part, Tensor) or is_array(part) for part in parts):
+        if len(parts) > 2:
+            raise ValueError(
+                f"the {name} data are {len(parts)} tensors: give (inputs, targets), or for several inputs a DataLoader "
+                "over a TensorDataset of them"
+            )
+        data = Split(_rows(parts[0], f"{name} inputs"), _rows(parts[1], f"{name} targets"))
     if isinstance(data, Split):
         check_split(data, name)
         return Split(data.x, class_numbers(data.y, name)) if labels else data
     if isinstance(data, Dataset):
         raise ValueError(f"the {name} data are a dataset: wrap it in a torch.utils.data.DataLoader")
-    if isinstance(data, str | dict) or not isinstance(data, Iterable):
+    if isinstance(data, str | dict) or is_array(data) or not isinstance(data, Iterable):
         raise ValueError(
             f"the {name} data must be (inputs, targets) as tensors or arrays, or a DataLoader, not "
             f"{type(data).__name__}"
         )
-    return data  # type: ignore[return-value]  # what is not tensors gives batches; each of them is looked at
+    if isinstance(data, Iterator):
+        raise ValueError(
+            f"the {name} data can be read only once ({type(data).__name__}): give a DataLoader, or an object whose "
+            "__iter__ starts again"
+        )
+    return data  # what is not tensors gives batches; each of them is looked at
 
 
-def _tensor(part: Any, what: str) -> Tensor:
-    """An array as a tensor; its real numbers in torch's precision, which is what models are made of."""
-    if isinstance(part, np.ndarray):
-        try:
-            part = torch.from_numpy(np.require(part, requirements=["C", "W"]))
-        except TypeError:
-            raise ValueError(f"the {what} are an array of {part.dtype}: give numbers") from None
-        part = part.to(torch.get_default_dtype()) if part.is_floating_point() else part
-    assert isinstance(part, Tensor)
-    if part.dim() == 0:
+def _rows(part: Any, what: str) -> Tensor:
+    tensor = to_tensor(part, what)
+    if tensor.dim() == 0:
         raise ValueError(f"the {what} are a single number: give one row per example")
-    return part
+    return tensor
 
 
 def as_feed(
+    model: nn.Module,
     train: Checked,
     val: Checked,
     device: torch.device,
@@ -79,9 +76,32 @@ def as_feed(
         return tensors, next(chunks(val)), train.y
     if isinstance(train, Split) or isinstance(val, Split):
         raise ValueError("train and val data must both be tensors, or both be loaders")
-    loaders = LoaderFeed(train, val, device, labels=labels)
+    loaders = LoaderFeed(
+        train,
+        val,
+        device,
+        updates_per_epoch=updates_per_epoch,
+        labels=labels,
+        pass_labels=_takes_labels(model),
+    )
     batch = next(iter(loaders.validation()))
     return loaders, batch, batch[1]
+
+
+def _takes_labels(model: nn.Module) -> bool:
+    try:
+        parameters = inspect.signature(model.forward).parameters
+    except (TypeError, ValueError):  # it is not written in Python
+        return True
+    return LABELS in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+
+def example_of(feed: Feed, batch: Batch) -> Any:
+    """Inputs of some examples, without labels: what the model is called with once it is trained."""
+    if isinstance(feed, TensorFeed):
+        return feed.train.x[:2]
+    inputs = batch[0]
+    return {key: value for key, value in inputs.items() if key != LABELS} if isinstance(inputs, dict) else inputs
 
 
 def check_same_inputs(train: Split, other: Split, name: str) -> None:
@@ -93,130 +113,60 @@ def check_same_inputs(train: Split, other: Split, name: str) -> None:
 
 
 def evaluation_batches(
-    data: Checked, device: torch.device, feed: Feed, classes: int | None
+    data: Checked, device: torch.device, feed: Feed, classes: int | None, ignored: int
 ) -> Callable[[], Iterable[Batch]]:
     """The test data, checked as far as the training data were."""
     if isinstance(data, Split):
         if isinstance(feed, TensorFeed):
             check_same_inputs(feed.train, data, "test")
         if classes is not None:
-            check_classes(data.y, classes, "test")
+            check_classes(data.y, classes, "test", ignored)
         on_device = data.to(device)
         return lambda: chunks(on_device)
-    loader = LoaderFeed([], data, device, labels=classes is not None, val_name="test")
-    loader.classes = classes
+    pass_labels = not isinstance(feed, LoaderFeed) or feed.pass_labels
+    loader = LoaderFeed([], data, device, labels=classes is not None, pass_labels=pass_labels, val_name="test")
+    loader.classes, loader.ignored = classes, ignored
     return loader.validation
 
 
-# -- what is assumed ----------------------------------------------------------------------------------------------
+# -- batches of one -----------------------------------------------------------------------------------------------
 
 
-def default_objective(targets: Tensor) -> tuple[Loss, Score]:
-    """Cross-entropy and accuracy for integer targets; squared error and variance explained for others."""
-    if not targets.is_floating_point():
-        return class_loss, class_score
-    variance = targets.detach().double().var(0, unbiased=False).mean().clamp_min(1e-12)
-
-    def variance_explained(outputs: Tensor, targets: Tensor) -> Tensor:
-        _check_values(outputs, targets)
-        squares = (outputs.detach() - targets).double().square().reshape(len(targets), -1).mean(1)
-        return 100.0 * (1.0 - squares / variance)
-
-    return squared_error, variance_explained
-
-
-def class_loss(outputs: Tensor, targets: Tensor) -> Tensor:
-    check_class_shapes(outputs, targets)
-    return cross_entropy(outputs, targets)
-
-
-def class_score(outputs: Tensor, targets: Tensor) -> Tensor:
-    check_class_shapes(outputs, targets)
-    return percent_correct(outputs, targets)
-
-
-def squared_error(outputs: Tensor, targets: Tensor) -> Tensor:
-    _check_values(outputs, targets)
-    return F.mse_loss(outputs, targets.to(outputs.dtype))
-
-
-def check_class_shapes(outputs: Any, targets: Tensor) -> None:
-    """One row of scores for each class number. Else torch compares every example with every other."""
-    _check_outputs(outputs)
-    if outputs.shape[:-1] != targets.shape or targets.is_floating_point():
-        raise ObjectiveError(
-            f"the model gives {_described(outputs)}, so the targets must be class numbers of shape "
-            f"{list(outputs.shape[:-1])}, not {_described(targets)}: reshape them, or pass loss= and metric="
-        )
-
-
-def _check_values(outputs: Any, targets: Tensor) -> None:
-    _check_outputs(outputs)
-    if outputs.shape != targets.shape:
-        raise ObjectiveError(
-            f"the model gives {_described(outputs)} and the targets are {_described(targets)}: reshape the targets to "
-            "the outputs' shape (or the outputs), or pass loss= and metric="
-        )
-
-
-def _check_outputs(outputs: Any) -> None:
-    if not isinstance(outputs, Tensor) or outputs.dim() == 0:
-        raise ObjectiveError(
-            f"the model gives {_described(outputs)}: pass loss= and metric= that know what to make of it"
-        )
-
-
-def _described(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
-
-
-# -- tried once before the training -------------------------------------------------------------------------------
-
-
-def check_objective(
-    model: nn.Module, feed: Feed, batch: Batch, loss: Loss, score: Score, *, labels: bool
-) -> int | None:
-    """Try loss and metric on a batch, and with `labels` look whether all targets are classes. Gives how many."""
-    inputs, targets = batch
-    args, kwargs = arguments(inputs)
-    with untouched(model), torch.no_grad():
-        outputs = model(*args, **kwargs)
-        classes = None
-        if labels and not targets.is_floating_point():
-            check_class_shapes(outputs, targets)
-            classes = int(outputs.shape[-1])
-            _check_all_classes(feed, batch, classes)
-        found = _tried("loss", loss, outputs, targets)
-        if not isinstance(found, Tensor) or found.dim() > 0:
-            raise ValueError(f"the loss must give one number, a tensor without axes, not {_described(found)}")
-        found = _tried("metric", score, outputs, targets)
-        if not isinstance(found, Tensor) or found.shape not in ((), (len(targets),)):
+def check_batches_of_one(model: nn.Module, feed: Feed, example: Any) -> None:
+    """A BatchNorm of single values per channel fails for one example: refused now if it will happen, else then."""
+    if not any(isinstance(part, nn.modules.batchnorm._BatchNorm) for part in model.modules()):
+        return
+    if _takes_one_example(model, example):
+        return
+    if isinstance(feed, TensorFeed) and feed.batch_size == 1:
+        raise ValueError("the model's BatchNorm needs at least 2 examples in a batch: pass batch_size=2 or more")
+    if isinstance(feed, LoaderFeed):
+        if _last_batch(feed.train) == 1:
             raise ValueError(
-                f"the metric must give a tensor with one number per example ({len(targets)}) or one per batch, not "
-                f"{_described(found)}"
+                "the last batch of the training loader has 1 example, and the model's BatchNorm needs at least 2: pass "
+                "drop_last=True to the DataLoader, or another batch_size"
             )
-    return classes
+        feed.fewest = 2
 
 
-def _check_all_classes(feed: Feed, batch: Batch, classes: int) -> None:
-    if isinstance(feed, TensorFeed):
-        check_classes(feed.train.y, classes, "train")
-        check_classes(feed.val.y, classes, "val")
-    elif isinstance(feed, LoaderFeed):
-        check_classes(batch[1], classes, "val")
-        feed.classes = classes  # the others as they come
+def _takes_one_example(model: nn.Module, example: Any) -> bool:
+    args, kwargs = arguments(with_batch(example, 1))
+    with untouched(model), torch.no_grad():
+        model.train()
+        try:
+            model(*args, **kwargs)
+        except Exception as error:  # whatever else a batch of one does to it is not asked here
+            return "more than 1 value per channel" not in str(error)
+    return True
 
 
-def _tried(what: str, function: Loss | Score, outputs: Any, targets: Tensor) -> Any:
+def _last_batch(loader: Iterable[Any]) -> int | None:
+    """How many examples it has, where that is known."""
+    if not isinstance(loader, DataLoader) or loader.batch_size is None:
+        return None
     try:
-        return function(outputs, targets)
-    except ObjectiveError:
-        raise
-    except Exception as error:
-        detail = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise ValueError(
-            f"the {what} fails for the model's outputs ({_described(outputs)}) and targets ({_described(targets)}): "
-            f"{detail}"
-        ) from error
+        examples = len(loader.sampler)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+    rest = examples % loader.batch_size
+    return rest if rest and not loader.drop_last else loader.batch_size

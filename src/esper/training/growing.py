@@ -19,11 +19,11 @@ from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.governor import Governor
 from esper.engine.learner import Learner
-from esper.engine.measure import Evaluation, Loss, Score, evaluate, gather
+from esper.engine.measure import Evaluation, Loss, evaluate, gather
 from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.prepare import decay_over, task_learner
 from esper.env.situation import observe
-from esper.growth.attach import attach
+from esper.growth.attach import attach, check_model
 from esper.growth.export import Saved, save
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.plain import ExportError, allowed_gap, check_exportable, copied, output_gap, plain_model
@@ -31,19 +31,21 @@ from esper.growth.probe import arguments, untouched
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules, Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
-from esper.tasks.feed import Batch, Feed, TensorFeed, chunks
+from esper.tasks.feed import Batch, Feed, chunks
 from esper.tasks.registry import Task
 from esper.training.catalogue import make_controller
 from esper.training.data import (
     Data,
     as_feed,
-    check_objective,
+    check_batches_of_one,
     checked_data,
-    default_objective,
     evaluation_batches,
+    example_of,
 )
 from esper.training.history import History
 from esper.training.interrupt import interruptible
+from esper.training.objective import fit_objective, integers_are_classes
+from esper.training.own_metric import Metric, Scale
 from esper.training.own_optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
 
 OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
@@ -93,7 +95,8 @@ def grow(
     controller: str | Path | Controller = DEFAULT_CONTROLLER,
     epochs: int = 40,
     loss: Loss | None = None,
-    metric: Score | None = None,
+    metric: Metric | None = None,
+    metric_scale: Scale | None = None,
     optimizer: MakeOptimizer | None = None,
     scheduler: MakeScheduler | None = None,
     batch_size: int = 128,
@@ -112,12 +115,15 @@ def grow(
 ) -> Grown:
     """Train a copy of `model` and let it grow at `slots` (module paths or patterns); the result is a plain model.
 
-    Data are (inputs, targets) tensors or arrays, or `DataLoader`s. The metric gives a score in percent, per example
-    where it can; integer targets default to cross-entropy and accuracy, others to squared error and the variance
-    explained. `optimizer` makes an optimizer from (parameters) or (parameters, model), where the model is the one that
-    is trained; `scheduler` makes a scheduler (stepped per update) from an optimizer, in place of the usual rate, which
-    is constant and falls to zero over the last 30 % of the run. Parameters that do not require gradients stay as they
-    are; of a frozen model, only what grows is trained. `layouts` and `visibility` are as in `esper.attach`.
+    Data are (inputs, targets) tensors, arrays or frames, or `DataLoader`s. The metric gives one number per example, or
+    one for the whole set, or is an object with `update` and `compute` as in torchmetrics; its scale is recognised where
+    that is certain, else `metric_scale` says it. Without a loss, integer targets mean cross-entropy, others squared
+    error, and a model of Hugging Face its own; without a metric, the loss decides what is right.
+
+    `optimizer` makes an optimizer from (parameters) or (parameters, model), where the model is the one that is trained;
+    `scheduler` makes a scheduler (stepped per update) from an optimizer, in place of the usual rate, which is constant
+    and falls to zero over the last 30 % of the run. Parameters that do not require gradients stay as they are; of a
+    frozen model, only what grows is trained. `layouts` and `visibility` are as in `esper.attach`.
 
     With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far.
     `model` itself is not touched, unless it is trained `in_place`, for want of memory: then it ends as the trained
@@ -127,12 +133,13 @@ def grow(
     decider = as_controller(controller)
     where = pick_device(device)
     host = _own(model, in_place=in_place).to(where)
-    labels = loss is None  # integer targets are class numbers, unless somebody's loss says what they are
+    labels = integers_are_classes(loss)
     train, val = checked_data(train_data, "train", labels=labels), checked_data(val_data, "val", labels=labels)
     held_out = None if test_data is None else checked_data(test_data, "test", labels=labels)
-    feed, batch, targets = as_feed(train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
-    example = _example(feed.train.x[:2] if isinstance(feed, TensorFeed) else batch[0])
-    default_loss, default_metric = default_objective(targets)
+    feed, batch, targets = as_feed(host, train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
+    example = _in_own_memory(example_of(feed, batch))
+    objective = fit_objective(host, feed, batch, targets, loss, metric, metric_scale)
+    check_batches_of_one(host, feed, example)
 
     def learner(host: nn.Module, feed: Feed) -> Learner:
         growing = attach(
@@ -154,17 +161,14 @@ def grow(
             warmup_updates=feed.updates_per_epoch,
             decay=None if scheduler else decay_over(epochs * feed.updates_per_epoch),
         )
-        return Learner(
-            growing, optimizing, feed, loss or default_loss, metric or default_metric, seed=seed, epochs=epochs
-        )
+        return Learner(growing, optimizing, feed, objective.loss, objective.score, seed=seed, epochs=epochs)
 
     learners = [learner(host, feed)]
     check_exportable(learners[0].model, example)
-    classes = check_objective(host, feed, batch, learners[0].loss, learners[0].score, labels=labels)
     if control:
-        other, _, _ = as_feed(train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
+        other, _, _ = as_feed(host, train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
         learners.append(learner(copy.deepcopy(host), other))
-    test = None if held_out is None else evaluation_batches(held_out, where, feed, classes)
+    test = None if held_out is None else evaluation_batches(held_out, where, feed, objective.classes, objective.ignored)
     modes = {module: module.training for module in host.modules()}
     try:
         return _run(learners, decider, epochs, example, test, seed, on_epoch)
@@ -179,11 +183,11 @@ def _own(model: nn.Module, *, in_place: bool) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     model = getattr(model, "_orig_mod", model)  # of torch.compile; what grows is compiled by whoever uses it
-    scripted = isinstance(model, torch.jit.ScriptModule)  # `attach` refuses it, with the cure
-    return model if in_place or scripted else copied(model)
+    check_model(model)
+    return model if in_place else copied(model)
 
 
-def _example(inputs: Any) -> Any:
+def _in_own_memory(inputs: Any) -> Any:
     """Some inputs in memory of their own: a view of the data would keep all of them, in a pickle too."""
     return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), inputs)
 

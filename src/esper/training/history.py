@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
 from esper.engine.eager import EpochRecord
 from esper.engine.governor import Verdict
-from esper.lifecycle import Stage, Transition
+from esper.lifecycle import Contrast, Stage, Transition
 
 FORMAT = 1
 
@@ -97,9 +98,13 @@ def _record_json(record: EpochRecord) -> dict[str, Any]:
         "verdict": None if record.verdict is None else _verdict_json(record.verdict),
         "stages": [stage.name for stage in record.stages],
         "alphas": list(record.alphas),
-        "contributions": {slot: asdict(contrast) for slot, contrast in record.measured.contributions.items()},
-        "shadow_benefits": {slot: asdict(contrast) for slot, contrast in record.measured.shadow_benefits.items()},
+        "contributions": _contrasts_json(record.measured.contributions),
+        "shadow_benefits": _contrasts_json(record.measured.shadow_benefits),
     }
+
+
+def _contrasts_json(contrasts: Mapping[int, Contrast]) -> dict[int, dict[str, float | None]]:
+    return {slot: {name: _number(value) for name, value in asdict(c).items()} for slot, c in contrasts.items()}
 
 
 def _transition_json(transition: Transition) -> dict[str, Any]:

@@ -1,0 +1,147 @@
+"""Scores in percent per example that are taken when nobody gives a metric. Higher is better; 100 is perfect."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.engine.measure import Score
+from esper.tasks.feed import IGNORED
+from esper.training.set_scores import logits_of
+
+
+class ObjectiveError(ValueError):
+    """Outputs and targets that the default loss and metric cannot compare. The message says what to do."""
+
+
+def classes_right(axis: int, ignored: int = IGNORED) -> Score:
+    """Per example: the share of positions whose class is right. Targets may be probabilities of the classes."""
+
+    def score(outputs: Any, targets: Tensor) -> Tensor:
+        logits = logits_of(outputs)
+        if targets.is_floating_point():
+            check_values(logits, targets)
+            targets = targets.argmax(axis)
+        else:
+            check_class_shapes(logits, targets, axis)
+        known = targets != ignored
+        right = (logits.argmax(axis) == targets) & known
+        counts = _per_example(known).sum(1)
+        return 100.0 * _filled(_per_example(right).sum(1) / counts.clamp_min(1), counts > 0)
+
+    return score
+
+
+def likelihood(*, shifted: bool = False, ignored: int = IGNORED) -> Score:
+    """Per example 100·exp(−loss): the geometric mean of the probabilities of its symbols.
+
+    Outputs are [batch, time, vocabulary]. With `shifted`, the output of one position is about the symbol of the next.
+    """
+
+    def score(outputs: Any, targets: Tensor) -> Tensor:
+        logits = logits_of(outputs)
+        check_class_shapes(logits, targets, -1)
+        if shifted:
+            logits, targets = logits[:, :-1], targets[:, 1:]
+        losses = F.cross_entropy(
+            logits.flatten(0, 1).float(), targets.flatten(), ignore_index=ignored, reduction="none"
+        )
+        counts = (targets != ignored).sum(1)
+        return 100.0 * _filled(torch.exp(-losses.view(targets.shape).sum(1) / counts.clamp_min(1)), counts > 0)
+
+    return score
+
+
+def labels_right(threshold: float, target_threshold: float) -> Score:
+    """Per example: the share of its labels for which output and target are on the same side."""
+
+    def score(outputs: Any, targets: Tensor) -> Tensor:
+        values = logits_of(outputs)
+        check_values(values, targets)
+        return 100.0 * _per_example((values > threshold) == (targets > target_threshold)).float().mean(1)
+
+    return score
+
+
+def variance_explained(variance: Tensor, prediction: Callable[[Tensor], Tensor] | None = None) -> Score:
+    """Per example: 100 less the squared error in percent of the targets' variance. The mean is R²."""
+
+    def score(outputs: Any, targets: Tensor) -> Tensor:
+        values = logits_of(outputs)
+        check_values(values, targets)
+        values = values.detach() if prediction is None else prediction(values.detach())
+        squares = _per_example((values - targets).double().square()).mean(1)
+        return 100.0 * (1.0 - squares / variance)
+
+    return score
+
+
+def _per_example(values: Tensor) -> Tensor:
+    return values.reshape(len(values), -1)
+
+
+def _filled(scores: Tensor, known: Tensor) -> Tensor:
+    """An example whose targets are all left out gets the mean of the others of its batch: it does not count."""
+    return torch.where(known, scores, (scores * known).sum() / known.sum())
+
+
+# -- shapes -------------------------------------------------------------------------------------------------------
+
+
+def class_axis(outputs: Any, targets: Tensor) -> int:
+    """Where the outputs have one number per class: 1 as in torch, or -1. What fits both is refused, not guessed."""
+    check_outputs(outputs)
+    first, last = fits(outputs, targets, 1), fits(outputs, targets, -1)
+    if first and last and outputs.dim() > 2:
+        raise ObjectiveError(
+            f"the model gives {described(outputs)} for targets {described(targets)}: the classes may be on axis 1 or "
+            "the last; pass loss=torch.nn.CrossEntropyLoss() for axis 1, or loss= and metric= of your own"
+        )
+    return 1 if first or (outputs.dim() > 3 and not last) else -1
+
+
+def fits(outputs: Tensor, targets: Tensor, axis: int) -> bool:
+    """The outputs have one number per class, along `axis`, for each target."""
+    return outputs.dim() > 1 and _without(outputs, axis) == list(targets.shape)
+
+
+def _without(outputs: Tensor, axis: int) -> list[int]:
+    shape = list(outputs.shape)
+    del shape[axis if len(shape) > 1 else 0]
+    return shape
+
+
+def check_class_shapes(outputs: Any, targets: Tensor, axis: int) -> None:
+    """Else torch compares every example with every other."""
+    check_outputs(outputs)
+    if not fits(outputs, targets, axis) or targets.is_floating_point():
+        raise ObjectiveError(
+            f"the model gives {described(outputs)}, so the targets must be class numbers of shape "
+            f"{_without(outputs, axis)}, not {described(targets)}: reshape them, or pass loss= and metric="
+        )
+
+
+def check_values(outputs: Any, targets: Tensor) -> None:
+    check_outputs(outputs)
+    if outputs.shape != targets.shape:
+        raise ObjectiveError(
+            f"the model gives {described(outputs)} and the targets are {described(targets)}: reshape the targets to "
+            "the outputs' shape (or the outputs), or pass loss= and metric="
+        )
+
+
+def check_outputs(outputs: Any) -> None:
+    if not isinstance(outputs, Tensor) or outputs.dim() == 0:
+        raise ObjectiveError(
+            f"the model gives {described(outputs)}: pass loss= and metric= that know what to make of it"
+        )
+
+
+def described(value: Any) -> str:
+    if not isinstance(value, Tensor):
+        return f"a {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

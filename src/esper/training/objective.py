@@ -1,0 +1,377 @@
+"""Loss and metric of a run: the person's own, or what fits the loss, the model's outputs and the targets.
+
+Nothing is guessed: what could be meant in two ways is refused with the argument that settles it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from enum import Enum, auto
+from functools import partial
+from itertools import islice
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.engine.measure import Loss, Score
+from esper.growth.probe import arguments, untouched
+from esper.tasks.batches import LABELS, Batch, tensors_of
+from esper.tasks.feed import IGNORED, Feed, LoaderFeed, TensorFeed, check_classes
+from esper.tasks.registry import cross_entropy
+from esper.training.default_metrics import (
+    ObjectiveError,
+    check_class_shapes,
+    check_values,
+    class_axis,
+    classes_right,
+    described,
+    fits,
+    labels_right,
+    likelihood,
+    variance_explained,
+)
+from esper.training.own_metric import Scale, check_metric, fit_metric
+from esper.training.set_scores import ScoreError, logits_of
+
+_Result = TypeVar("_Result")
+
+
+class Kind(Enum):
+    """What a loss of torch compares."""
+
+    CLASSES = auto()
+    """Scores of classes with class numbers."""
+    SIGNS = auto()
+    """Logits with labels 0 and 1."""
+    MARGINS = auto()
+    """Logits with labels -1 and 1."""
+    PROBABILITIES = auto()
+    """Probabilities with labels 0 and 1."""
+    VALUES = auto()
+    COUNTS = auto()
+    """Rates, or their logarithms, with counts."""
+    OTHER = auto()
+    """Something that has no notion of right."""
+
+
+_KINDS: dict[Kind, tuple[tuple[type[nn.Module], ...], tuple[Any, ...]]] = {
+    Kind.CLASSES: (
+        (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss),
+        (F.cross_entropy, F.nll_loss, F.multi_margin_loss),
+    ),
+    Kind.SIGNS: (
+        (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss),
+        (F.binary_cross_entropy_with_logits, F.multilabel_soft_margin_loss),
+    ),
+    Kind.MARGINS: ((nn.SoftMarginLoss,), (F.soft_margin_loss,)),
+    Kind.PROBABILITIES: ((nn.BCELoss,), (F.binary_cross_entropy,)),
+    Kind.COUNTS: ((nn.PoissonNLLLoss,), (F.poisson_nll_loss,)),
+    Kind.VALUES: (
+        (nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss),
+        (F.mse_loss, F.l1_loss, F.huber_loss, F.smooth_l1_loss),
+    ),
+}
+
+
+def kind_of(loss: Any) -> Kind | None:
+    """None for no loss, and for one of the person's own."""
+    if loss is None:
+        return None
+    function = loss.func if isinstance(loss, partial) else loss
+    for kind, (modules, functions) in _KINDS.items():
+        if isinstance(function, modules) or function in functions:
+            return kind
+    name = getattr(function, "__name__", "")
+    of_torch = isinstance(function, nn.modules.loss._Loss) or getattr(F, name, None) is function
+    return Kind.OTHER if of_torch else None
+
+
+def integers_are_classes(loss: Any) -> bool:
+    """Unless the loss says otherwise, integer targets are class numbers."""
+    return loss is None or kind_of(loss) is Kind.CLASSES
+
+
+@dataclass(frozen=True, slots=True)
+class Objective:
+    """How a model is trained and judged."""
+
+    loss: Loss
+    score: Score
+    classes: int | None
+    """How many classes the targets may name, if they name classes."""
+    ignored: int
+    """The class number that is left out."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What is known before the training."""
+
+    feed: Feed
+    train_targets: Tensor
+    """Some of them."""
+    inputs: Any
+    targets: Tensor
+    outputs: Any
+    """Of the untrained model, for the first validation batch."""
+    loss: Any
+    """As it was given, on the device."""
+    kind: Kind | None
+
+    @property
+    def logits(self) -> Any:
+        return logits_of(self.outputs)
+
+    @property
+    def model_has_loss(self) -> bool:
+        """A model of Hugging Face that was given labels. It shifts them if they must be shifted."""
+        found = getattr(self.outputs, "loss", None)
+        return isinstance(self.inputs, dict) and LABELS in self.inputs and isinstance(found, Tensor)
+
+    @property
+    def yes_or_no(self) -> bool:
+        """All targets are 0 or 1, or all are -1 or 1."""
+        return bool(((self.targets == 0) | (self.targets == 1)).all() or (self.targets.abs() == 1).all())
+
+
+def fit_objective(
+    model: nn.Module, feed: Feed, batch: Batch, targets: Tensor, loss: Any, metric: Any, metric_scale: Scale | None
+) -> Objective:
+    """Loss and score, tried on `batch`, the first of the validation set. `targets` are some of the training's."""
+    check_metric(metric, metric_scale)
+    seen = _Seen(feed, targets, *batch, _outputs(model, batch), _on_device(loss, batch[1]), kind_of(loss))
+    ignored = _ignored(loss)
+    classes = _class_count(seen) if integers_are_classes(loss) and not targets.is_floating_point() else None
+    if classes is not None:
+        _check_all_classes(seen, classes, ignored)
+    chosen = _loss(seen)
+    found = _tried("loss", lambda: chosen(seen.outputs, seen.targets), seen)
+    if not isinstance(found, Tensor) or found.dim() > 0:
+        raise ValueError(f"the loss must give one number, a tensor without axes, not {described(found)}")
+    if metric is None:
+        score = _default_score(seen, ignored)
+        _tried("metric", lambda: score(seen.outputs, seen.targets), seen)
+    else:
+        count = _class_count(seen) or (2 if seen.yes_or_no else None)
+        tries = _tries(model, seen)
+        score = _tried("metric", lambda: fit_metric(metric, metric_scale, tries, count), seen)
+    return Objective(chosen, score, classes, ignored)
+
+
+# -- loss ---------------------------------------------------------------------------------------------------------
+
+
+def _on_device(loss: Any, targets: Tensor) -> Any:
+    if not isinstance(loss, nn.Module):
+        return loss
+    if any(parameter.requires_grad for parameter in loss.parameters()):
+        raise ValueError(
+            "the loss has parameters of its own, which would not be trained: put them into the model, or freeze them "
+            "with requires_grad_(False)"
+        )
+    return copy.deepcopy(loss).to(targets.device)  # it may have weights of classes
+
+
+def _ignored(loss: Any) -> int:
+    named = loss.keywords.get("ignore_index") if isinstance(loss, partial) else getattr(loss, "ignore_index", None)
+    return named if isinstance(named, int) else IGNORED
+
+
+def _loss(seen: _Seen) -> Loss:
+    given = seen.loss  # what is returned must not keep the outputs that were seen
+    if given is None:
+        return _default_loss(seen)
+    if seen.kind is None:
+        return given  # type: ignore[no-any-return]
+    if seen.kind in (Kind.CLASSES, Kind.OTHER):
+        return lambda outputs, targets: given(logits_of(outputs), targets)
+
+    def compared(outputs: Any, targets: Tensor) -> Tensor:
+        values = logits_of(outputs)
+        check_values(values, targets)  # torch would compare every example with every other
+        return given(values, targets.to(values.dtype))  # type: ignore[no-any-return]
+
+    return compared
+
+
+def _default_loss(seen: _Seen) -> Loss:
+    if seen.model_has_loss:
+        return lambda outputs, targets: outputs.loss
+    if seen.train_targets.is_floating_point():
+        return squared_error
+    axis = class_axis(seen.logits, seen.targets)
+    if seen.targets.dim() > 1 and _copies(seen.inputs, seen.targets):
+        raise ObjectiveError(
+            "the targets are the inputs themselves, so the model would learn to copy: shift the targets by one position"
+        )
+    return partial(class_loss, axis=axis)
+
+
+def _copies(inputs: Any, targets: Tensor) -> bool:
+    """One of the inputs is the targets. (That both are constant, as masks and labels may be, says nothing.)"""
+    others = {**inputs, LABELS: None} if isinstance(inputs, dict) else inputs
+    same = any(part.shape == targets.shape and bool((part == targets).all()) for part in tensors_of(others))
+    return same and bool(targets.min() != targets.max())
+
+
+def class_loss(outputs: Any, targets: Tensor, axis: int) -> Tensor:
+    logits = logits_of(outputs)
+    check_class_shapes(logits, targets, axis)
+    return F.cross_entropy(logits, targets) if axis == 1 else cross_entropy(logits, targets)
+
+
+def squared_error(outputs: Any, targets: Tensor) -> Tensor:
+    values = logits_of(outputs)
+    check_values(values, targets)
+    return F.mse_loss(values, targets.to(values.dtype))
+
+
+# -- metric -------------------------------------------------------------------------------------------------------
+
+
+def _default_score(seen: _Seen, ignored: int) -> Score:
+    match seen.kind:
+        case Kind.CLASSES:
+            return classes_right(1, ignored)
+        case Kind.SIGNS:
+            return labels_right(0.0, 0.5)
+        case Kind.MARGINS:
+            return labels_right(0.0, 0.0)
+        case Kind.PROBABILITIES:
+            return labels_right(0.5, 0.5)
+        case Kind.VALUES:
+            return variance_explained(_variance(seen))
+        case Kind.COUNTS:
+            settings = seen.loss.keywords if isinstance(seen.loss, partial) else vars(seen.loss)
+            rate = torch.exp if settings.get("log_input", True) else None
+            return variance_explained(_variance(seen), rate)
+        case Kind.OTHER:
+            raise ObjectiveError("this loss does not say what is right: pass metric=, a function of (outputs, targets)")
+    if seen.loss is None and seen.model_has_loss:
+        return _score_like_models_loss(seen)
+    if seen.train_targets.is_floating_point():
+        if seen.loss is not None and seen.yes_or_no:
+            raise ObjectiveError(
+                "the targets are yes or no, and a loss of your own does not say whether outputs are logits or "
+                "probabilities: pass metric=, a function of (outputs, targets)"
+            )
+        return variance_explained(_variance(seen))
+    return _class_score(class_axis(seen.logits, seen.targets), seen, ignored)
+
+
+def _class_score(axis: int, seen: _Seen, ignored: int = IGNORED) -> Score:
+    """Language models are judged by loss: the share of symbols that they get right moves little while they learn."""
+    return likelihood(ignored=ignored) if axis == -1 and seen.logits.dim() == 3 else classes_right(axis, ignored)
+
+
+def _score_like_models_loss(seen: _Seen) -> Score:
+    """What the model's own loss compares is found out by computing it from logits and labels in each way."""
+    logits, labels, loss = seen.logits, seen.targets, float(seen.outputs.loss)
+    rounding = max(1e-5, 4 * torch.finfo(seen.outputs.loss.dtype).eps) * max(1.0, abs(loss))
+    candidates: list[tuple[float, Score]] = []
+    if not isinstance(logits, Tensor):
+        pass
+    elif not labels.is_floating_point() and logits.shape[:-1] == labels.shape:
+        score = classes_right(-1) if logits.dim() == 2 else likelihood()
+        candidates.append((float(cross_entropy(logits.float(), labels)), score))
+        if logits.dim() == 3 and labels.shape[1] > 1:
+            after = float(cross_entropy(logits[:, :-1].float(), labels[:, 1:]))
+            candidates.append((after, likelihood(shifted=True)))
+    elif labels.is_floating_point() and logits.numel() == labels.numel():
+        values = logits.float().view_as(labels)
+        candidates.append((float(F.mse_loss(values, labels)), _reshaped(variance_explained(_variance(seen)))))
+        candidates.append(
+            (float(F.binary_cross_entropy_with_logits(values, labels)), _reshaped(labels_right(0.0, 0.5)))
+        )
+    fitting = [score for value, score in candidates if abs(value - loss) <= rounding]
+    if len(fitting) != 1:
+        raise ObjectiveError(
+            "it cannot be seen how the model's own loss compares logits and labels: pass metric=, a function of "
+            "(outputs, labels)"
+        )
+    return fitting[0]
+
+
+def _reshaped(score: Score) -> Score:
+    """Models of Hugging Face give a column [batch, 1] for values [batch]."""
+    return lambda outputs, targets: score(logits_of(outputs).view_as(targets), targets)
+
+
+def _variance(seen: _Seen) -> Tensor:
+    """Of each column of the targets, averaged: all training targets, or all validation targets of a loader."""
+    parts: Iterable[Tensor] = (targets for _, targets in seen.feed.validation())
+    if isinstance(seen.feed, TensorFeed):
+        parts = (seen.feed.train.y,)
+    count, total, squares = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
+    for part in parts:
+        # Images and sequences may differ in size: all their values are one column.
+        rows = part.detach().double().reshape(*((-1, 1) if part.dim() > 2 else (len(part), -1)))
+        count += len(rows)
+        total, squares = total.to(rows.device) + rows.sum(0), squares.to(rows.device) + rows.square().sum(0)
+    return (squares / count - (total / count).square()).mean().clamp_min(1e-12)
+
+
+# -- tried once before the training -------------------------------------------------------------------------------
+
+
+def _outputs(model: nn.Module, batch: Batch) -> Any:
+    args, kwargs = arguments(batch[0])
+    try:
+        with untouched(model), torch.no_grad():
+            return model(*args, **kwargs)
+    except Exception as error:
+        detail = str(error).strip().partition("\n")[0] or type(error).__name__
+        given = ", ".join(described(value) for value in (*args, *kwargs.values()))
+        raise ValueError(f"{type(model).__name__} does not accept the example batch ({given}): {detail}") from error
+
+
+def _tries(model: nn.Module, seen: _Seen) -> Iterator[tuple[Any, Tensor]]:
+    """Outputs and targets of the validation set, batch by batch, as far as somebody wants to see them."""
+    yield seen.outputs, seen.targets
+    for batch in islice(seen.feed.validation(), 1, None):
+        yield _outputs(model, batch), batch[1]
+
+
+def _class_count(seen: _Seen) -> int | None:
+    """Between how many classes the model chooses for each target, if it does."""
+    logits, targets = seen.logits, seen.targets
+    if isinstance(logits, Tensor) and logits.dim() > 1:
+        if seen.kind is Kind.CLASSES:
+            return int(logits.shape[1])
+        if not targets.is_floating_point() and logits.dim() == targets.dim() + 1:
+            axis = -1 if seen.model_has_loss or seen.loss is not None else class_axis(logits, targets)
+            if fits(logits, targets, axis) or (seen.loss is not None and fits(logits, targets, axis := 1)):
+                return int(logits.shape[axis])
+    return None
+
+
+def _check_all_classes(seen: _Seen, classes: int, ignored: int) -> None:
+    if isinstance(seen.feed, TensorFeed):
+        check_classes(seen.feed.train.y, classes, "train", ignored)
+        check_classes(seen.feed.val.y, classes, "val", ignored)
+    elif isinstance(seen.feed, LoaderFeed):
+        check_classes(seen.targets, classes, "val", ignored)
+        seen.feed.classes, seen.feed.ignored = classes, ignored  # the others as they come
+
+
+def _tried(what: str, function: Callable[[], _Result], seen: _Seen) -> _Result:
+    try:
+        with torch.no_grad():
+            return function()
+    except (ObjectiveError, ScoreError):
+        raise
+    except Exception as error:
+        detail = str(error).strip().partition("\n")[0] or type(error).__name__
+        last = isinstance(seen.logits, Tensor) and fits(seen.logits, seen.targets, -1)
+        if what == "loss" and seen.kind is Kind.CLASSES and last:
+            detail += " (torch wants the classes on axis 1: for cross-entropy over the last axis, leave loss= out)"
+        if what == "loss" and seen.kind is Kind.OTHER:
+            detail += " (wrap the loss in a function of (outputs, targets), and pass metric=)"
+        raise ValueError(
+            f"the {what} fails for the model's outputs ({described(seen.outputs)}) and targets "
+            f"({described(seen.targets)}): {detail}"
+        ) from error
