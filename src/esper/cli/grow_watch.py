@@ -147,7 +147,7 @@ def _cells(history: History, story: SeedStory) -> tuple[str, ...]:
 
 
 def worth(history: History, story: SeedStory) -> Contrast | None:
-    """The last measurement of a seed at its fullest strength: a policy gives no reasons, but this speaks for itself.
+    """The last measurement of a seed at its fullest strength: what became of the reasons.
 
     While a seed is taken out it is measured, too, at less and less strength; that says nothing about its worth.
     """
