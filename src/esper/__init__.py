@@ -15,13 +15,15 @@ if TYPE_CHECKING:
     from esper.growth.inspection import inspect
     from esper.growth.model import GrowingModel
     from esper.training.growing import Grown, grow
+    from esper.training.remarks import GrowthWarning
 
 __version__ = "0.1.0"
-__all__ = ["GrowingModel", "Grown", "attach", "blueprint", "grow", "inspect", "load"]
+__all__ = ["GrowingModel", "Grown", "GrowthWarning", "attach", "blueprint", "grow", "inspect", "load"]
 
 _HOME = {
     "GrowingModel": "esper.growth.model",
     "Grown": "esper.training.growing",
+    "GrowthWarning": "esper.training.remarks",
     "attach": "esper.growth.attach",
     "blueprint": "esper.growth.blueprints",
     "grow": "esper.training.growing",

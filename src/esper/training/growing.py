@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -23,6 +24,8 @@ from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, Loss, Score, evaluate, gather
 from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.prepare import task_learner
+from esper.env.rent import RENT_RATE, check_rent, extra_rent
+from esper.env.reward.objective import score
 from esper.env.situation import observe
 from esper.growth.attach import attach
 from esper.growth.blueprints import Layout
@@ -31,7 +34,7 @@ from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules, Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
 from esper.tasks.feed import Batch, Feed, TensorFeed, chunks
-from esper.tasks.registry import Task
+from esper.tasks.registry import Task, percent_correct
 from esper.training.catalogue import make_controller
 from esper.training.data import (
     Data,
@@ -43,6 +46,7 @@ from esper.training.data import (
 )
 from esper.training.history import History
 from esper.training.interrupt import interruptible
+from esper.training.remarks import Outlook, Targets, outlook, remarks, warn_user
 
 OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
 """Called after every epoch with what happened to the growing model, and to the control if there is one."""
@@ -71,10 +75,29 @@ class Grown:
     example: Any
     interrupted: bool
     """The run was stopped before its last epoch."""
+    remarks: tuple[str, ...] = ()
+    """What a person should know about this run, a sentence each: why nothing grew, that it ended at chance, …"""
 
     @property
     def parameters(self) -> int:
         return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def rent(self) -> float:
+        """Points that one more host-size of parameters had to earn."""
+        return self.history.rent
+
+    @property
+    def score(self) -> float:
+        """Accuracy on the test (else validation) data minus the rent of the model's size, in points."""
+        found = self.test or self.validation
+        return score(found.accuracy, self.parameters, self.history.host_parameters, self.rent)
+
+    @property
+    def control_score(self) -> float | None:
+        """The same for the control, whose size costs nothing."""
+        host = self.history.host_parameters
+        return None if self.control is None else score(self.control.accuracy, host, host, self.rent)
 
     def save(self, directory: str | Path) -> Saved:
         """Write the model in its portable forms, and its history, into `directory`."""
@@ -98,6 +121,7 @@ def grow(
     updates_per_epoch: int | None = None,
     budget: int | None = None,
     max_seeds: int | None = None,
+    rent: float = RENT_RATE,
     blueprints: Sequence[str] | None = None,
     layouts: dict[str, Layout] | None = None,
     rules: Rules | None = None,
@@ -112,11 +136,15 @@ def grow(
     where it can; integer targets default to cross-entropy and accuracy, others to squared error and the variance
     explained. `optimizer` makes an optimizer from parameters, `scheduler` a scheduler (stepped per update) from an
     optimizer. Parameters that do not require gradients stay as they are; of a frozen model, only what grows is trained.
+    `rent` is the price of size: points of accuracy that a seed as large as the model must earn. Rules, what is kept at
+    the end and `Grown.score` use it; learned controllers were trained with 5 and cannot read another one yet.
     With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far.
+    What is known to go wrong before the training is warned of (`GrowthWarning`); `Grown.remarks` has all of it.
     """
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     _check_counts(epochs=epochs, batch_size=batch_size, updates_per_epoch=updates_per_epoch)
+    rent = check_rent(rent)
     decider = as_controller(controller)
     where = pick_device(device)
     model.to(where)
@@ -154,7 +182,8 @@ def grow(
         other, _, _ = as_feed(train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
         learners.append(learner(copy.deepcopy(model), other))
     test = None if held_out is None else evaluation_batches(held_out, where, feed, classes)
-    return _run(learners, decider, epochs, example, test, seed, on_epoch)
+    before = outlook(learners[0].model, decider, epochs, rent, usual_metric=metric is None)
+    return _run(learners, decider, before, example, test, seed, on_epoch, warn_user)
 
 
 def _check_counts(**counts: object) -> None:
@@ -188,16 +217,24 @@ def grow_task(
     seed: int = 0,
     budget: int | None = None,
     max_seeds: int | None = None,
+    rent: float = RENT_RATE,
     control: bool = False,
     on_epoch: OnEpoch | None = None,
+    on_remark: Callable[[str], None] = warn_user,
 ) -> Grown:
-    """Grow the host of a built-in task. `seed` decides the host's start, its minibatches and its seeds."""
+    """Grow the host of a built-in task. `seed` decides the host's start, its minibatches and its seeds.
+
+    `rent` is as in `grow`. `on_remark` is called before the training with each remark that is known then.
+    """
     _check_counts(epochs=epochs)
+    rent = check_rent(rent)
+    decider = as_controller(controller)
     learners = [
         task_learner(task, seed, epochs, budget=budget, max_seeds=max_seeds) for _ in range(2 if control else 1)
     ]
     test = partial(chunks, task.splits.test)
-    return _run(learners, as_controller(controller), epochs, task.splits.train.x[:2], test, seed, on_epoch)
+    before = outlook(learners[0].model, decider, epochs, rent, usual_metric=task.score is percent_correct)
+    return _run(learners, decider, before, task.splits.train.x[:2], test, seed, on_epoch, on_remark)
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -215,13 +252,17 @@ def pick_device(device: str | torch.device) -> torch.device:
 def _run(
     learners: list[Learner],
     decider: Controller,
-    epochs: int,
+    before: Outlook,
     example: Any,
     test: Callable[[], Iterable[Batch]] | None,
     seed: int,
     on_epoch: OnEpoch | None,
+    on_remark: Callable[[str], None],
 ) -> Grown:
     """The loop: decide, step, note. The first learner grows; a second one is the control."""
+    for remark in before.remarks:
+        on_remark(remark)
+    epochs = before.epochs
     controllers: list[Controller] = [decider, NoGrowth()][: len(learners)]
     for one in controllers:
         one.reset([seed])
@@ -233,13 +274,13 @@ def _run(
     with interruptible() as interrupt:
         while len(records[0]) < epochs and not interrupt.requested:
             actions = [
-                one.decide([observe(learner, epochs, past)])[0]
+                one.decide([observe(learner, epochs, past, rent=before.rent)])[0]
                 for one, learner, past in zip(controllers, learners, records, strict=True)
             ]
             _step(engine, actions, records, min(MOST_ROLLBACKS, epochs))
             if on_epoch is not None:
                 on_epoch(records[0][-1], records[1][-1] if len(records) > 1 else None)
-    return _finish(learners, decider.name, records[0], example, test, interrupted=len(records[0]) < epochs)
+    return _finish(learners, before, untrained[0].accuracy, records[0], example, test)
 
 
 def _step(engine: EagerEngine, actions: list[Action], records: list[list[EpochRecord]], most_rollbacks: int) -> None:
@@ -256,21 +297,20 @@ def _step(engine: EagerEngine, actions: list[Action], records: list[list[EpochRe
 
 def _finish(
     learners: list[Learner],
-    controller: str,
+    before: Outlook,
+    untrained: float,
     records: list[EpochRecord],
     example: Any,
     test: Callable[[], Iterable[Batch]] | None,
-    *,
-    interrupted: bool,
 ) -> Grown:
     grown = learners[0]
-    settled = settle(grown)
+    settled = settle(grown, before.rent)
     model = grown.model
-    history = History(
-        controller, tuple(slot.path for slot in model.slots), model.host_parameters, tuple(records), tuple(settled)
-    )
+    slots = tuple(slot.path for slot in model.slots)
+    history = History(before.controller.name, slots, model.host_parameters, tuple(records), tuple(settled), before.rent)
     held_out = [_evaluate(learner, test) for learner in learners] if test else []
-    validation = [_evaluate(learner, learner.feed.validation) for learner in learners]
+    targets = Targets(grown.feed.validation, grown.score if before.usual_metric else None)
+    validation = [_evaluate(one, targets if one is grown else one.feed.validation) for one in learners]
     return Grown(
         model=plain_model(model).eval(),
         history=history,
@@ -278,22 +318,31 @@ def _finish(
         test=held_out[0] if held_out else None,
         control=(held_out or validation)[1] if len(learners) > 1 else None,
         example=example,
-        interrupted=interrupted,
+        interrupted=len(records) < before.epochs,
+        remarks=remarks(before, history, validation[0].accuracy, untrained, targets),
     )
 
 
-def settle(learner: Learner) -> list[Transition]:
-    """End of the run: an unfinished seed stays if it was measured to help, and goes if it was not."""
+def settle(learner: Learner, rent: float = RENT_RATE) -> list[Transition]:
+    """End of the run: an unfinished seed stays if it was measured to help, and goes if it was not.
+
+    Above the default rent, it must also contribute more than what its size costs beyond that.
+    """
     transitions: list[Transition] = []
-    for slot in learner.model.live:
+    model = learner.model
+    for slot in model.live:
         life = slot.life
-        helps = life.contribution is not None and life.contribution.accuracy > 0.0 and not life.retiring
-        if life.fossilizable:
-            transitions += learner.model.fossilize(
-                slot, epoch=learner.epoch, reason="the run ended, and it contributes"
-            )
-        elif not (life.stage is Stage.BLENDING and helps):
-            transitions += learner.model.prune(slot, epoch=learner.epoch, reason="the run ended first", at_once=True)
+        worth = -math.inf if life.contribution is None else life.contribution.accuracy
+        owed = 0.0 if slot.seed is None else max(0.0, extra_rent(rent, slot.seed.size, model.host_parameters))
+        if life.fossilizable and (owed == 0.0 or worth > owed):
+            transitions += model.fossilize(slot, epoch=learner.epoch, reason="the run ended, and it contributes")
+        elif not (life.stage is Stage.BLENDING and worth > owed and not life.retiring):
+            reason = "the run ended first"
+            if 0.0 < worth <= owed:
+                reason = (
+                    f"the run ended, and it contributes {worth:+.1f} points, less than the {owed:.1f} of its extra rent"
+                )
+            transitions += model.prune(slot, epoch=learner.epoch, reason=reason, at_once=True)
     return transitions
 
 

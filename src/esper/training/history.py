@@ -8,6 +8,7 @@ from typing import Any
 
 from esper.engine.eager import EpochRecord
 from esper.engine.governor import Verdict
+from esper.env.rent import RENT_RATE
 from esper.lifecycle import Stage, Transition
 
 FORMAT = 1
@@ -23,6 +24,8 @@ class History:
     records: tuple[EpochRecord, ...]
     settled: tuple[Transition, ...] = ()
     """What was decided about unfinished seeds when the run ended."""
+    rent: float = RENT_RATE
+    """Points that one more host-size of parameters had to earn."""
 
     @property
     def transitions(self) -> list[Transition]:
@@ -58,6 +61,7 @@ class History:
             "controller": self.controller,
             "slots": list(self.slots),
             "host_parameters": self.host_parameters,
+            "rent": self.rent,
             "epochs": [_record_json(record) for record in self.records],
             "transitions": [_transition_json(transition) for transition in self.transitions],
             "seeds": [{**asdict(story), "fate": story.fate.name} for story in self.seeds()],
