@@ -183,7 +183,7 @@ def grow(
         learners.append(learner(copy.deepcopy(model), other))
     test = None if held_out is None else evaluation_batches(held_out, where, feed, classes)
     before = outlook(learners[0].model, decider, epochs, rent, usual_metric=metric is None)
-    return _run(learners, decider, before, example, test, seed, on_epoch, warn_user)
+    return _run(learners, before, example, test, seed, on_epoch, warn_user)
 
 
 def _check_counts(**counts: object) -> None:
@@ -234,7 +234,7 @@ def grow_task(
     ]
     test = partial(chunks, task.splits.test)
     before = outlook(learners[0].model, decider, epochs, rent, usual_metric=task.score is percent_correct)
-    return _run(learners, decider, before, task.splits.train.x[:2], test, seed, on_epoch, on_remark)
+    return _run(learners, before, task.splits.train.x[:2], test, seed, on_epoch, on_remark)
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -251,7 +251,6 @@ def pick_device(device: str | torch.device) -> torch.device:
 
 def _run(
     learners: list[Learner],
-    decider: Controller,
     before: Outlook,
     example: Any,
     test: Callable[[], Iterable[Batch]] | None,
@@ -263,7 +262,7 @@ def _run(
     for remark in before.remarks:
         on_remark(remark)
     epochs = before.epochs
-    controllers: list[Controller] = [decider, NoGrowth()][: len(learners)]
+    controllers: list[Controller] = [before.controller, NoGrowth()][: len(learners)]
     for one in controllers:
         one.reset([seed])
     untrained = gather([learner.evaluate() for learner in learners])
