@@ -28,6 +28,7 @@ import torch
 
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.measure import evaluate, gather
+from esper.engine.prepare import task_learner
 from esper.env.situation import observe
 from esper.growth.attach import attach
 from esper.growth.blueprints import LAYOUTS, fitting
@@ -37,7 +38,7 @@ from esper.policy.schedule import FixedSchedule, Planting
 from esper.tasks.family import Draw, Family, get_family
 from esper.tasks.feed import chunks
 from esper.tasks.mixed import KINDS
-from esper.training.growing import settle, task_learner
+from esper.training.growth_run import settle
 
 RENT = 5.0
 GERMINATE = 2  # epoch

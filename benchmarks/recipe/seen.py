@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.actions import BLENDS, HEAD_NAMES, Op
 from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SLOT_FIELDS
-from esper.env.reward.config import RENT_RATE
+from esper.env.rent import RENT_RATE
 from esper.growth.blueprints import blueprint_names
 from esper.offline.episodes import Episodes
 

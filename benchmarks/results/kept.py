@@ -17,7 +17,7 @@ import torch
 
 from esper.agent.shipped import provenance as shipped_facts
 from esper.agent.shipped import shipped_names
-from esper.env.reward.config import RENT_RATE
+from esper.env.rent import RENT_RATE
 from esper.training.catalogue import policy_file
 from esper.training.controls import capacity_regret
 from esper.training.evaluation import PASSES, EpisodeResult

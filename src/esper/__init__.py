@@ -14,14 +14,17 @@ if TYPE_CHECKING:
     from esper.growth.export import load
     from esper.growth.inspection import inspect
     from esper.growth.model import GrowingModel
-    from esper.training.growing import Grown, grow
+    from esper.training.growing import grow
+    from esper.training.growth_run import Grown
+    from esper.training.remarks import GrowthWarning
 
 __version__ = "0.1.0"
-__all__ = ["GrowingModel", "Grown", "attach", "blueprint", "grow", "inspect", "load"]
+__all__ = ["GrowingModel", "Grown", "GrowthWarning", "attach", "blueprint", "grow", "inspect", "load"]
 
 _HOME = {
     "GrowingModel": "esper.growth.model",
-    "Grown": "esper.training.growing",
+    "Grown": "esper.training.growth_run",
+    "GrowthWarning": "esper.training.remarks",
     "attach": "esper.growth.attach",
     "blueprint": "esper.growth.blueprints",
     "grow": "esper.training.growing",

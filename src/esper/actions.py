@@ -48,6 +48,8 @@ class Action:
     blueprint: str | None = None
     blend: str | None = None
     reason: str = field(default="", compare=False)
+    probability: float | None = field(default=None, compare=False)
+    """What a learned policy gave this decision as a whole; None for rules."""
 
     def __post_init__(self) -> None:
         for head in ("slot", "blueprint", "blend"):

@@ -15,7 +15,8 @@ from esper.cli.grow_watch import show, worth
 from esper.cli.places import new_folder
 from esper.lifecycle import Contrast
 from esper.tasks import load_task
-from esper.training.growing import Grown, grow_task
+from esper.training.growing import grow_task
+from esper.training.growth_run import Grown
 
 Capture = pytest.CaptureFixture[str]
 QUICK = ["grow", "--task", "digits", "--epochs", "1", "--controller", "none", "--no-control", "--json"]
@@ -108,6 +109,49 @@ def test_the_learned_controller_shows_what_its_choices_were_worth(capsys: Captur
     words = ["grow", "--task", "mixed", "--draw", "7", "--no-control", "--epochs", "12"]
     assert main(words) == 0
     said = capsys.readouterr().out
-    assert "the learned policy's" in said
+    assert " sure (next: " in " ".join(said.split())
     assert " ± " in said
     assert "worth: points of validation accuracy" in said
+
+
+# -- remarks, rent and score -------------------------------------------------------------------------------------------
+
+
+def test_what_is_known_before_the_training_is_said_before_it(capsys: Capture) -> None:
+    assert main(["grow", "--task", "digits", "--epochs", "4", "--controller", "heuristic", "--no-control"]) == 0
+    said = capsys.readouterr()
+    remark = "note: The run is too short for a seed: it has 4 epochs"
+    assert 0 <= said.out.index(remark) < said.out.index("epoch 4/4") < said.out.rindex(remark)
+    assert said.err == ""
+
+
+def test_nothing_was_grown_comes_with_its_reason(capsys: Capture) -> None:
+    assert main(["grow", "--task", "digits", "--epochs", "10", "--controller", "heuristic", "--no-control"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "Nothing was grown." in said
+    assert "note: The controller heuristic chose to wait in every epoch: fewer than 8 epochs remain" in said
+
+
+def test_rent_can_be_set_and_the_score_is_shown(capsys: Capture) -> None:
+    words = ["grow", "--task", "digits", "--epochs", "10", "--controller", "schedule", "--rent", "2"]
+    assert main([*words, "--json"]) == 0
+    facts = json.loads(capsys.readouterr().out)
+    extra = facts["parameters"] / facts["host_parameters"] - 1.0
+    assert facts["rent"] == 2.0
+    assert extra > 0.0
+    assert facts["score"] == pytest.approx(facts["test_accuracy"] - 2.0 * extra)
+    assert facts["score_not_grown"] == facts["test_accuracy_not_grown"]
+    assert facts["remarks"] == []
+    history = json.loads((Path(facts["out"]) / "history.json").read_text())
+    assert history["rent"] == 2.0
+    assert main(words) == 0
+    said = capsys.readouterr().out
+    assert "score: test accuracy minus rent, 2 points per extra host-size of parameters" in said
+    assert f" {facts['score']:.1f} " in said
+
+
+@pytest.mark.parametrize("rent", ["-1", "nan", "inf"])
+def test_a_rent_that_is_no_price_is_refused(rent: str, capsys: Capture) -> None:
+    assert main(["grow", "--task", "digits", f"--rent={rent}"]) == 1
+    said = capsys.readouterr().err
+    assert said == f"esper grow: --rent must be a finite number of at least 0, not {float(rent)!r}\n"

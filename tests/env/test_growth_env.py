@@ -121,9 +121,9 @@ def test_at_a_reset_the_old_networks_are_gone_before_new_ones_are_made() -> None
 def test_networks_of_one_task_are_surveyed_once_in_a_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     looked_at: list[int] = []
 
-    def counted(host: nn.Module, *rest: Any) -> Survey:
+    def counted(host: nn.Module, *rest: Any, **settings: Any) -> Survey:
         looked_at.append(id(host))
-        return survey(host, *rest)
+        return survey(host, *rest, **settings)
 
     monkeypatch.setattr(prepare, "survey", counted)
     env = GrowthEnv(TaskFamily("digits", horizon=2, data_seeds=2), 5)

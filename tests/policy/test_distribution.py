@@ -176,6 +176,18 @@ def test_entropy_kl_and_total_probability_equal_brute_force(seed, floor):
     assert new.kl_from(new).abs().max().item() < 1e-6
 
 
+@given(seed=st.integers(0, 10_000), floor=st.sampled_from([0.0, 0.02]))
+@settings(max_examples=25, deadline=None)
+def test_the_joint_table_has_every_decision_once_and_sums_to_one(seed, floor):
+    policy, decisions = random_policy((2,), seed, floor), all_decisions()
+    joint = policy.joint()
+    assert joint.shape == (2, OPS, SLOTS, BLUEPRINTS, BLENDS)
+    assert joint.exp().sum((1, 2, 3, 4)).tolist() == pytest.approx([1.0, 1.0], abs=1e-5)
+    chained = torch.stack([policy.log_prob(one.expand(2, -1)).sum(-1).exp() for one in decisions])  # [D, 2]
+    at = decisions[:, OP], decisions[:, SLOT], decisions[:, BLUEPRINT], decisions[:, BLEND]
+    assert torch.allclose(joint.exp()[:, *at].T, chained, atol=1e-6)
+
+
 @settings(max_examples=30, deadline=None)
 @given(st.integers(0, 100_000))
 def test_sampled_decisions_are_legal_and_unused_heads_are_zero(seed):

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from esper.engine.eager import EagerEngine
+from esper.engine.prepare import task_learner
 from esper.env.situation import observe
 from esper.growth.blueprints import LAYOUTS
 from esper.policy.schedule import FixedSchedule, Planting
 from esper.tasks.family import Draw
-from esper.training.growing import settle, task_learner
+from esper.training.growth_run import settle
 
 
 def score(draw: Draw, plan: str) -> float:

@@ -12,6 +12,7 @@ import torch
 
 from esper.actions import WAIT, Action, Op
 from esper.engine.eager import EagerEngine
+from esper.engine.prepare import task_learner
 from esper.growth.attach import attach
 from esper.lifecycle import Stage
 from esper.tasks.family import get_family
@@ -34,7 +35,6 @@ from esper.tasks.varied_data import (
     waves,
     write_language,
 )
-from esper.training.growing import task_learner
 
 DRAWS = range(8 * len(SORTS))
 

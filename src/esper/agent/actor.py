@@ -10,7 +10,7 @@ from torch import Tensor
 
 from esper.agent.normalisers import ObservationNormaliser
 from esper.env.spaces import ActionMasks, Observation
-from esper.policy.network import FactoredRecurrentActorCritic
+from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput
 
 
 def exact(device: torch.device) -> AbstractContextManager[Any]:
@@ -39,15 +39,19 @@ class Actor:
         self.generator = torch.Generator(network.uses.device).manual_seed(seed)
         self.state = network.initial_state(environments)
 
-    @torch.inference_mode()
     def act(self, observation: Observation, masks: ActionMasks) -> Tensor:
         """[N, heads] int64."""
+        return self.act_with_output(observation, masks)[0]
+
+    @torch.inference_mode()
+    def act_with_output(self, observation: Observation, masks: ActionMasks) -> tuple[Tensor, NetworkOutput]:
+        """The actions, and what the network put out: for whoever asks why."""
         seen = observation if self.observation_normaliser is None else self.observation_normaliser(observation)
         with exact(self.network.uses.device):
             out = self.network(seen, masks, self.state)
         self.state = out.state
         action: Tensor = out.policy.mode() if self.deterministic else out.policy.sample(self.generator)[0]
-        return action
+        return action, out
 
     @torch.inference_mode()
     def episode_ended(self, done: Tensor) -> None:

@@ -8,9 +8,10 @@ from pathlib import Path
 from esper.actions import Action
 from esper.agent.actor import Actor
 from esper.agent.checkpoints import CheckpointError, config_data, inspect_checkpoint, shown
-from esper.agent.normalisers import ObservationNormaliser
-from esper.agent.ppo import load_policy
-from esper.env.observation import OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS, decode, encode
+from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
+from esper.agent.ppo import load_policy, load_value_units
+from esper.agent.reasons import with_reasons
+from esper.env.observation import OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS, encode
 from esper.env.situation import Situation
 from esper.growth.blueprints import blueprint_names
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
@@ -52,11 +53,17 @@ class LearnedController:
     """A frozen policy. It takes the most probable action, so an episode depends on nothing but its problem."""
 
     def __init__(
-        self, network: FactoredRecurrentActorCritic, normaliser: ObservationNormaliser | None, name: str = "learned"
+        self,
+        network: FactoredRecurrentActorCritic,
+        normaliser: ObservationNormaliser | None,
+        name: str = "learned",
+        value_units: ValueNormaliser | None = None,
     ) -> None:
         self.name = name
         self.network = network.eval()
         self.normaliser = normaliser
+        self.value_units = value_units
+        """What turns the critic's output into points of reward; without it nothing is said of what is expected."""
         self._actor: Actor | None = None
 
     @classmethod
@@ -76,7 +83,7 @@ class LearnedController:
                     f"{shown(theirs[name])}, and should be {shown(ours[name])}"
                 )
         check_blueprints(path)
-        return cls(network, normaliser)
+        return cls(network, normaliser, value_units=load_value_units(path))
 
     def reset(self, seeds: Sequence[int]) -> None:
         room, needed = self.network.config.blueprints, len(blueprint_names())
@@ -90,4 +97,6 @@ class LearnedController:
         if self._actor is None:
             raise RuntimeError("reset the controller before it decides")
         observation, masks = encode(situations, finished=[s.remaining <= 0 for s in situations])
-        return decode(self._actor.act(observation, masks), reason="the learned policy's choice")
+        actions, out = self._actor.act_with_output(observation, masks)
+        returns = None if self.value_units is None else self.value_units.to_returns(out.value)
+        return with_reasons(actions, out.policy, returns, situations)

@@ -333,6 +333,16 @@ def load_policy(
     return _policy_from(checkpoint.data["network"], checkpoint.tensors, device)
 
 
+def load_value_units(path: str | Path) -> ValueNormaliser | None:
+    """What turns the critic's output into returns; None where a checkpoint has none, or its critic never learnt."""
+    units = tensors_under("values/", load_checkpoint(path).tensors)
+    if not units or float(units["count"]) == 0.0:
+        return None
+    normaliser = ValueNormaliser()
+    normaliser.moments.load(units)
+    return normaliser
+
+
 def _policy_from(
     data: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device | str
 ) -> tuple[FactoredRecurrentActorCritic, ObservationNormaliser | None]:

@@ -217,7 +217,7 @@ def _name(row: Row, draws: int) -> str:
 
 
 def _legend(found: Comparison, rows: list[Row]) -> list[str]:
-    from esper.env.reward.config import RENT_RATE
+    from esper.env.rent import RENT_RATE
 
     rule = found.best_rule()
     lines = [

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.cli.episodes import at_least, wide_console
-from esper.cli.grow_watch import GrowWatch, facts_of, plot, show
+from esper.cli.grow_watch import GrowWatch, facts_of, note, plot, show
 from esper.cli.places import file_name, refuse_if_it_holds, results_folder
+from esper.env.rent import RENT_RATE, check_rent
 
 if TYPE_CHECKING:
     from esper.tasks.family import Draw
@@ -46,6 +48,9 @@ class Grow:
     """Most parameters that the grown network may have."""
     max_seeds: int | None = None
     """Most seeds at a time, kept ones counted."""
+    rent: float = RENT_RATE
+    """The price of size: points of accuracy that one more host-size of parameters must earn. Rules, what is kept at the
+    end and the score use it; learned controllers were trained with the default and cannot read another one yet."""
     data_dir: Path | None = None
     """Where the data files are, for tasks that read some."""
     text_file: Path | None = None
@@ -77,10 +82,12 @@ class Grow:
                     seed=problem.seed,
                     budget=problem.budget,
                     max_seeds=problem.max_seeds,
+                    rent=self.rent,
                     control=self.control,
                     on_epoch=on_epoch,
+                    on_remark=partial(note, console),
                 )
-            remarks = list(grown.save(out).warnings)
+            remarks = [*grown.remarks, *grown.save(out).warnings]
         remarks += plot(out / "growth.png", grown, control_accuracies, task)
         if self.json:
             print(json.dumps(facts_of(grown, task, out), indent=2))
@@ -93,6 +100,7 @@ class Grow:
         at_least("--seed", self.seed, 0)
         at_least("--epochs", self.epochs, 1)
         at_least("--max-seeds", self.max_seeds, 0)
+        check_rent(self.rent, "--rent")
         refuse_if_it_holds(self.out, MODEL_FILES, "a grown model")
 
     def _problem(self) -> Draw:

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from esper.engine.eager import EpochRecord
     from esper.lifecycle import Contrast
     from esper.tasks.registry import Task
-    from esper.training.growing import Grown
+    from esper.training.growth_run import Grown
     from esper.training.history import History, SeedStory
 
 
@@ -99,11 +99,15 @@ def facts_of(grown: Grown, task: Task, out: Path) -> dict[str, Any]:
         "test_accuracy": grown.test.accuracy,
         "test_accuracy_not_grown": grown.control.accuracy if grown.control else None,
         "val_accuracy": grown.validation.accuracy,
+        "score": grown.score,
+        "score_not_grown": grown.control_score,
+        "rent": grown.rent,
         "parameters": grown.parameters,
         "host_parameters": grown.history.host_parameters,
         "flops_per_example": flops_per_example(grown.model, grown.example),
         "host_flops_per_example": flops_per_example(task.make_host().to(grown.example.device), grown.example),
         "interrupted": grown.interrupted,
+        "remarks": list(grown.remarks),
         "out": str(out),
         "seeds": [
             {**told, "worth": None if (found := worth(grown.history, story)) is None else asdict(found)}
@@ -118,9 +122,13 @@ def show(console: Console, grown: Grown, task: Task, out: Path, remarks: list[st
     if grown.interrupted:
         console.print(f"Stopped after {len(grown.history.records)} epochs; what was grown so far is kept.")
     for remark in remarks:
-        console.print(f"note: {remark}")
+        note(console, remark)
     names = ", ".join(sorted(path.name for path in out.iterdir()))
     console.print(f"Saved in {out}: {names}", soft_wrap=True)
+
+
+def note(console: Console, remark: str) -> None:
+    console.print(f"note: {remark}", markup=False, highlight=False)  # slots and blueprints are named by their users
 
 
 def _show_seeds(console: Console, history: History) -> None:
@@ -147,7 +155,7 @@ def _cells(history: History, story: SeedStory) -> tuple[str, ...]:
 
 
 def worth(history: History, story: SeedStory) -> Contrast | None:
-    """The last measurement of a seed at its fullest strength: a policy gives no reasons, but this speaks for itself.
+    """The last measurement of a seed at its fullest strength: what became of the reasons.
 
     While a seed is taken out it is measured, too, at less and less strength; that says nothing about its worth.
     """
@@ -161,13 +169,22 @@ def worth(history: History, story: SeedStory) -> Contrast | None:
 
 
 def _show_result(console: Console, facts: dict[str, Any], title: str) -> None:
-    not_grown = facts["test_accuracy_not_grown"]
-    host = (
-        "same host, not grown",
-        "not trained" if not_grown is None else f"{not_grown:.1f} %",
-        f"{facts['host_parameters']:,}",
-        f"{facts['host_flops_per_example']:,}",
+    headings = ("", "test accuracy", "score", "parameters", "FLOPs per example")
+    rows = [_result("same host, not grown", facts, "_not_grown", "host_"), _result("grown", facts, "", "")]
+    show_rows(console, title, headings, rows, wrapping=headings[:1])
+    console.print(
+        f"[dim]score: test accuracy minus rent, {facts['rent']:g} points per extra host-size of parameters[/dim]",
+        highlight=False,
     )
-    grown = ("grown", f"{facts['test_accuracy']:.1f} %", f"{facts['parameters']:,}", f"{facts['flops_per_example']:,}")
-    headings = ("", "test accuracy", "parameters", "FLOPs per example")
-    show_rows(console, title, headings, [host, grown], wrapping=headings[:1])
+
+
+def _result(name: str, facts: dict[str, Any], measured: str, sized: str) -> tuple[str, ...]:
+    """A row: what was measured has a suffix of its own, what was counted a prefix."""
+    accuracy, score = facts[f"test_accuracy{measured}"], facts[f"score{measured}"]
+    return (
+        name,
+        "not trained" if accuracy is None else f"{accuracy:.1f} %",
+        "–" if score is None else f"{score:.1f}",
+        f"{facts[f'{sized}parameters']:,}",
+        f"{facts[f'{sized}flops_per_example']:,}",
+    )

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.actions import BLENDS, HEAD_NAMES, WAIT, Action, Op
+from esper.actions import BLENDS, HEAD_NAMES, Action, Op
 from esper.env.situation import Situation, SlotView
 from esper.env.spaces import ActionMasks, Observation
 from esper.growth.blueprints import LAYOUTS, blueprint_names
@@ -243,19 +243,19 @@ def encode(
     return encoder.tensors(finished or [False] * len(situations))
 
 
-def decode(actions: Tensor, reason: str = "") -> list[Action]:
+def decode(actions: Tensor) -> list[Action]:
     """Actions [N, heads] as records; what an operation does not use is ignored."""
-    names = blueprint_names()
-    slot, blueprint, blend, op = (HEAD_NAMES.index(head) for head in ("slot", "blueprint", "blend", "op"))
-    decoded = []
-    for row in actions.tolist():
-        if row[op] == Op.WAIT:
-            decoded.append(WAIT)
-        elif row[op] == Op.GERMINATE:
-            decoded.append(Action(Op.GERMINATE, row[slot], names[row[blueprint]], BLENDS[row[blend]], reason))
-        else:
-            decoded.append(Action(Op(row[op]), row[slot], reason=reason))
-    return decoded
+    return [decode_one(row) for row in actions.tolist()]
+
+
+def decode_one(row: Sequence[int], reason: str = "", probability: float | None = None) -> Action:
+    """One row of actions, in the order of `HEAD_NAMES`."""
+    slot, blueprint, blend, op = row
+    if op == Op.WAIT:
+        return Action(reason=reason, probability=probability)
+    if op == Op.GERMINATE:
+        return Action(Op.GERMINATE, slot, blueprint_names()[blueprint], BLENDS[blend], reason, probability)
+    return Action(Op(op), slot, reason=reason, probability=probability)
 
 
 def to_tensor(actions: Sequence[Action]) -> Tensor:

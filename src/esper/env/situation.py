@@ -13,6 +13,7 @@ from itertools import zip_longest
 from esper.actions import Action, Effect, Op
 from esper.engine.eager import EpochRecord
 from esper.engine.learner import Learner
+from esper.env.rent import RENT_RATE
 from esper.growth.blueprints import Layout
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
@@ -74,6 +75,8 @@ class Situation:
     seeds_left: int | None
     """Seeds that may still be planted at a time; None is no limit."""
     slots: tuple[SlotView, ...]
+    rent: float = RENT_RATE
+    """Points that one more host-size of parameters must earn. Learned policies do not read it."""
 
     @property
     def last_effect(self) -> Effect | None:
@@ -96,7 +99,11 @@ class Situation:
 
 
 def observe(
-    learner: Learner, horizon: int, history: Sequence[EpochRecord], before: Situation | None = None
+    learner: Learner,
+    horizon: int,
+    history: Sequence[EpochRecord],
+    before: Situation | None = None,
+    rent: float = RENT_RATE,
 ) -> Situation:
     """What there is to know now. `before`, the same an epoch ago, spares the views of slots that are still empty."""
     model = learner.model
@@ -116,6 +123,7 @@ def observe(
             view if view and _is_still_empty(model, slot, view) else _view(model, slot)
             for slot, view in zip_longest(model.slots, known)
         ),
+        rent=rent,
     )
 
 

@@ -97,7 +97,7 @@ def check_model(model: nn.Module) -> None:
         where = f"module {path!r} of {kind}" if path else f"the model ({kind})"
         if isinstance(module, torch.jit.ScriptModule):
             raise AttachError(f"{where} is scripted or traced: pass the Python module that it was made from")
-        if hasattr(module, "_orig_mod"):
+        if getattr(module, "_orig_mod", None) is not None:
             raise AttachError(f"{where} is compiled: pass it uncompiled (its _orig_mod), and compile the grown model")
         if isinstance(module, nn.DataParallel | nn.parallel.DistributedDataParallel):
             raise AttachError(f"{where} is a parallel wrapper: pass its .module")

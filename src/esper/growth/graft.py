@@ -78,10 +78,11 @@ def readable(
     """
     given = {**dict(zip(names, args, strict=False)), **kwargs}
     for value in given.values():
-        if hasattr(value, "get_seq_length") and value.get_seq_length() > h.shape[1]:
+        cached = getattr(value, "get_seq_length", None)
+        if cached is not None and cached() > h.shape[1]:
             raise RuntimeError(
-                f"an attention seed grew here and must see all {value.get_seq_length()} positions, but with the "
-                f"key-value cache it is shown {h.shape[1]}: generate with use_cache=False"
+                f"an attention seed grew here and must see all {cached()} positions, but with the key-value cache it "
+                f"is shown {h.shape[1]}: generate with use_cache=False"
             )
     for name in MASKS:
         mask = given.get(name)

@@ -73,7 +73,7 @@ class RandomLegal(RuleController[random.Random]):
         ops = [op for op in Op if op is Op.WAIT or situation.slots_for(op)]
         op = memory.choice(ops)
         if op is Op.WAIT:
-            return WAIT
+            return Action(reason="at random")
         slot = memory.choice(situation.slots_for(op))
         if op is Op.GERMINATE:
             blueprint = memory.choice(sorted(slot.growable))

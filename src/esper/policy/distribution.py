@@ -252,6 +252,20 @@ class FactoredPolicy:
         )
         return torch.where(self.relevant(action), per_head, torch.zeros_like(per_head))
 
+    def joint(self) -> Tensor:
+        """Log-probability of every whole decision, [..., O, S, B, K]; their probabilities sum to 1.
+
+        Each decision has one place: where an operation does not use a head, choice 0 is certain.
+        """
+        sizes = [self.slot.shape[-1], self.blueprint.shape[-1], self.blend.shape[-1]]
+        certain = torch.nn.functional.pad(self.op.new_zeros(1), (0, max(sizes) - 1), value=MASK_VALUE)
+        slot = torch.where(self.uses[:, SLOT, None], self.slot, certain[: sizes[0]])  # [..., O, S]
+        blueprint, blend = (
+            torch.where(self.uses[:, head, None, None], log_p[..., None, :, :], certain[:size])  # [..., O, S, size]
+            for head, log_p, size in ((BLUEPRINT, self.blueprint, sizes[1]), (BLEND, self.blend, sizes[2]))
+        )
+        return ((self.op[..., None] + slot)[..., None] + blueprint)[..., None] + blend[..., None, :]
+
     def _reach(self) -> tuple[Tensor, Tensor, Tensor]:
         """Probability that each conditional is used: slot given op [..., O]; blueprint, blend given slot [..., S]."""
         uses = self.uses.to(self.op.dtype)

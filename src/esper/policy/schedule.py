@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from esper.actions import BLENDS, WAIT, Action, Op
+from esper.actions import BLENDS, Action, Op
 from esper.env.situation import Situation, SlotView
 from esper.growth.blueprints import LAYOUTS, SlotShape, blueprint_names, fitting
 from esper.policy.controller import RuleController
@@ -66,7 +66,7 @@ class FixedSchedule(RuleController[set[tuple[int, int]]]):
                 if due and blueprint in slot.growable and (number, slot.index) not in memory:
                     memory.add((number, slot.index))
                     return Action(Op.GERMINATE, slot.index, blueprint, planting.blend, reason="on schedule")
-        return WAIT
+        return Action(reason="nothing on the schedule is due and possible")
 
 
 def default_schedule() -> FixedSchedule:

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from esper.env.reward.config import RENT_RATE
+from esper.env.rent import RENT_RATE
 from esper.policy.controller import Controller, RuleController
 from esper.tasks.family import Family
 from esper.training.catalogue import make_controller

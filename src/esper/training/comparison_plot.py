@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.env.reward.config import RENT_RATE
+from esper.env.rent import RENT_RATE
 from esper.training.comparison import Comparison, Row
 from esper.training.plot import pyplot
 from esper.training.statistics import Estimate

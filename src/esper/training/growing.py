@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -14,25 +13,18 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
-from esper.actions import Action
 from esper.agent.shipped import DEFAULT_CONTROLLER
-from esper.engine.eager import EagerEngine, EpochRecord
-from esper.engine.governor import Governor
 from esper.engine.learner import Learner
-from esper.engine.measure import Evaluation, Loss, evaluate, gather
+from esper.engine.measure import Loss
 from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.prepare import decay_over, task_learner
-from esper.env.situation import observe
+from esper.env.rent import RENT_RATE, check_rent
 from esper.growth.attach import attach, check_model
-from esper.growth.export import Saved, save
-from esper.growth.model import GrowingModel, Survey
-from esper.growth.plain import ExportError, allowed_gap, check_exportable, copied, output_gap, plain_model
-from esper.growth.probe import arguments, untouched
-from esper.growth.slot import preserved_rng
-from esper.lifecycle import Rules, Stage, Transition
-from esper.policy.controller import Controller, NoGrowth
-from esper.tasks.feed import Batch, Feed, chunks
-from esper.tasks.registry import Task
+from esper.growth.plain import check_exportable, copied
+from esper.lifecycle import Rules
+from esper.policy.controller import Controller
+from esper.tasks.feed import Feed, chunks
+from esper.tasks.registry import Task, percent_correct
 from esper.training.catalogue import make_controller
 from esper.training.data import (
     Data,
@@ -42,47 +34,11 @@ from esper.training.data import (
     evaluation_batches,
     example_of,
 )
-from esper.training.history import History
-from esper.training.interrupt import interruptible
+from esper.training.growth_run import Grown, OnEpoch, run_growth
 from esper.training.objective import fit_objective, integers_are_classes
 from esper.training.own_metric import Metric, Scale
 from esper.training.own_optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
-
-OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
-"""Called after every epoch with what happened to the growing model, and to the control if there is one."""
-
-MOST_ROLLBACKS = 3
-"""Epochs in a row that are undone before a run is given up."""
-
-
-class DivergedError(RuntimeError):
-    """Training broke, and there is nothing sensible to go on with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grown:
-    """A grown model and how it came to be."""
-
-    model: nn.Module
-    """Plain PyTorch: no hooks, nothing of Esper's machinery; train it further, deploy it, keep it. In evaluation mode,
-    in which it was measured; `model.train()` to train on."""
-    history: History
-    validation: Evaluation
-    test: Evaluation | None
-    """On the test data, if there are any. Nothing was decided by them."""
-    control: Evaluation | None
-    """The same host without growth, trained as long, on the same test (else validation) data."""
-    example: Any
-    interrupted: bool
-    """The run was stopped before its last epoch."""
-
-    @property
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
-    def save(self, directory: str | Path) -> Saved:
-        """Write the model in its portable forms, and its history, into `directory`."""
-        return save(self.model, directory, self.example, history=self.history.to_json())
+from esper.training.remarks import outlook, warn_user
 
 
 def grow(
@@ -103,6 +59,7 @@ def grow(
     updates_per_epoch: int | None = None,
     budget: int | None = None,
     max_seeds: int | None = None,
+    rent: float = RENT_RATE,
     blueprints: Sequence[str] | None = None,
     layouts: Mapping[str, str] | None = None,
     visibility: str | Mapping[str, str] | None = None,
@@ -125,11 +82,16 @@ def grow(
     and falls to zero over the last 30 % of the run. Parameters that do not require gradients stay as they are; of a
     frozen model, only what grows is trained. `layouts` and `visibility` are as in `esper.attach`.
 
+    `rent` is the price of size: points of accuracy that a seed as large as the model must earn. Rules, what is kept at
+    the end and `Grown.score` use it; learned controllers were trained with 5 and cannot read another one yet.
+
     With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far.
     `model` itself is not touched, unless it is trained `in_place`, for want of memory: then it ends as the trained
-    host without its seeds, and `grown.model` is made of the same tensors.
+    host without its seeds, and `grown.model` is made of the same tensors. What is known to go wrong before the training
+    is warned of (`GrowthWarning`); `Grown.remarks` has all of it.
     """
     _check_counts(epochs=epochs, batch_size=batch_size, updates_per_epoch=updates_per_epoch)
+    rent = check_rent(rent)
     decider = as_controller(controller)
     where = pick_device(device)
     host = _own(model, in_place=in_place).to(where)
@@ -169,9 +131,10 @@ def grow(
         other, _, _ = as_feed(host, train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
         learners.append(learner(copy.deepcopy(host), other))
     test = None if held_out is None else evaluation_batches(held_out, where, feed, objective.classes, objective.ignored)
+    before = outlook(learners[0].model, decider, epochs, rent, constant=objective.constant)
     modes = {module: module.training for module in host.modules()}
     try:
-        return _run(learners, decider, epochs, example, test, seed, on_epoch)
+        return run_growth(learners, before, example, test, seed, on_epoch, warn_user)
     finally:  # however it ended, a host that is the user's own is theirs again
         learners[0].model.detach()
         for module, training in modes.items():
@@ -223,16 +186,26 @@ def grow_task(
     seed: int = 0,
     budget: int | None = None,
     max_seeds: int | None = None,
+    rent: float = RENT_RATE,
     control: bool = False,
     on_epoch: OnEpoch | None = None,
+    on_remark: Callable[[str], None] = warn_user,
 ) -> Grown:
-    """Grow the host of a built-in task. `seed` decides the host's start, its minibatches and its seeds."""
+    """Grow the host of a built-in task. `seed` decides the host's start, its minibatches and its seeds.
+
+    `rent` is as in `grow`. `on_remark` is called before the training with each remark that is known then.
+    """
     _check_counts(epochs=epochs)
+    rent = check_rent(rent)
+    decider = as_controller(controller)
     learners = [
         task_learner(task, seed, epochs, budget=budget, max_seeds=max_seeds) for _ in range(2 if control else 1)
     ]
     test = partial(chunks, task.splits.test)
-    return _run(learners, as_controller(controller), epochs, task.splits.train.x[:2], test, seed, on_epoch)
+    before = outlook(
+        learners[0].model, decider, epochs, rent, constant="class" if task.score is percent_correct else None
+    )
+    return run_growth(learners, before, task.splits.train.x[:2], test, seed, on_epoch, on_remark)
 
 
 def pick_device(device: str | torch.device) -> torch.device:
@@ -245,118 +218,3 @@ def pick_device(device: str | torch.device) -> torch.device:
     except (RuntimeError, AssertionError) as error:
         raise ValueError(f"device {str(device)!r} cannot be used here: {str(error).partition(chr(10))[0]}") from error
     return picked
-
-
-def _run(
-    learners: list[Learner],
-    decider: Controller,
-    epochs: int,
-    example: Any,
-    test: Callable[[], Iterable[Batch]] | None,
-    seed: int,
-    on_epoch: OnEpoch | None,
-) -> Grown:
-    """The loop: decide, step, note. The first learner grows; a second one is the control."""
-    controllers: list[Controller] = [decider, NoGrowth()][: len(learners)]
-    for one in controllers:
-        one.reset([seed])
-    untrained = gather([learner.evaluate() for learner in learners])
-    engine = EagerEngine(
-        learners, [Governor(learner, chance=chance) for learner, chance in zip(learners, untrained, strict=True)]
-    )
-    records: list[list[EpochRecord]] = [[] for _ in learners]
-    with interruptible() as interrupt:
-        while len(records[0]) < epochs and not interrupt.requested:
-            actions = [
-                one.decide([observe(learner, epochs, past)])[0]
-                for one, learner, past in zip(controllers, learners, records, strict=True)
-            ]
-            _step(engine, actions, records, min(MOST_ROLLBACKS, epochs))
-            if on_epoch is not None:
-                on_epoch(records[0][-1], records[1][-1] if len(records) > 1 else None)
-    return _finish(learners, decider.name, records[0], example, test, interrupted=len(records[0]) < epochs)
-
-
-def _step(engine: EagerEngine, actions: list[Action], records: list[list[EpochRecord]], most_rollbacks: int) -> None:
-    """One epoch. One that breaks is undone and training goes on; when that does not help either, give up."""
-    for past, record in zip(records, engine.step(actions), strict=True):
-        past.append(record)
-        undone = [one for one in past[-most_rollbacks:] if one.verdict is not None]
-        if record.verdict is not None and len(undone) == most_rollbacks:
-            raise DivergedError(
-                f"training broke and was undone {most_rollbacks} times in a row; in epoch {record.epoch + 1}, "
-                f"{record.verdict.message}: lower the learning rate, or look for extreme values in the data"
-            )
-
-
-def _finish(
-    learners: list[Learner],
-    controller: str,
-    records: list[EpochRecord],
-    example: Any,
-    test: Callable[[], Iterable[Batch]] | None,
-    *,
-    interrupted: bool,
-) -> Grown:
-    grown = learners[0]
-    settled = settle(grown)
-    model = grown.model
-    history = History(
-        controller, tuple(slot.path for slot in model.slots), model.host_parameters, tuple(records), tuple(settled)
-    )
-    exported = plain_model(model, share=True).eval()  # the growing model ends here, so its tensors can live on
-    held_out = [_evaluate(learner, test) for learner in learners] if test else []
-    validation = [_evaluate_export(grown, exported), *(_evaluate(one, one.feed.validation) for one in learners[1:])]
-    return Grown(
-        model=exported,
-        history=history,
-        validation=validation[0],
-        test=held_out[0] if held_out else None,
-        control=(held_out or validation)[1] if len(learners) > 1 else None,
-        example=example,
-        interrupted=interrupted,
-    )
-
-
-def settle(learner: Learner) -> list[Transition]:
-    """End of the run: an unfinished seed stays if it was measured to help, and goes if it was not."""
-    transitions: list[Transition] = []
-    for slot in learner.model.live:
-        life = slot.life
-        helps = life.contribution is not None and life.contribution.accuracy > 0.0 and not life.retiring
-        if life.fossilizable:
-            transitions += learner.model.fossilize(
-                slot, epoch=learner.epoch, reason="the run ended, and it contributes"
-            )
-        elif not (life.stage is Stage.BLENDING and helps):
-            transitions += learner.model.prune(slot, epoch=learner.epoch, reason="the run ended first", at_once=True)
-    return transitions
-
-
-def _evaluate_export(learner: Learner, exported: nn.Module) -> Evaluation:
-    """The exported model on the validation data, which must give what the grown one gives, batch by batch."""
-
-    def compared() -> Iterator[Batch]:
-        for batch in learner.feed.validation():
-            args, kwargs = arguments(batch[0])
-            outputs = []
-            for model in (learner.model, exported):
-                with untouched(model), torch.no_grad():  # and with the same random numbers
-                    outputs.append(model(*args, **kwargs))
-            gap = output_gap(*outputs)
-            if not gap <= allowed_gap(exported):
-                raise ExportError(
-                    f"the exported model does not give what the grown one gives: outputs differ by {gap:.2g} on the "
-                    "validation data, so nothing is returned; please report it, with the model"
-                )
-            yield batch
-
-    with preserved_rng(learner.model.device):
-        alone = GrowingModel(exported, Survey((), ())).eval()
-        measured = evaluate(alone, compared(), learner.loss, learner.score)
-        return gather([measured])[0]
-
-
-def _evaluate(learner: Learner, batches: Callable[[], Iterable[Batch]]) -> Evaluation:
-    with preserved_rng(learner.model.device):
-        return gather([evaluate(learner.model, batches(), learner.loss, learner.score)])[0]

@@ -9,6 +9,7 @@ from typing import Any
 
 from esper.engine.eager import EpochRecord
 from esper.engine.governor import Verdict
+from esper.env.rent import RENT_RATE
 from esper.lifecycle import Contrast, Stage, Transition
 
 FORMAT = 1
@@ -24,6 +25,8 @@ class History:
     records: tuple[EpochRecord, ...]
     settled: tuple[Transition, ...] = ()
     """What was decided about unfinished seeds when the run ended."""
+    rent: float = RENT_RATE
+    """Points that one more host-size of parameters had to earn."""
 
     @property
     def transitions(self) -> list[Transition]:
@@ -61,6 +64,7 @@ class History:
             "controller": self.controller,
             "slots": list(self.slots),
             "host_parameters": self.host_parameters,
+            "rent": self.rent,
             "epochs": [_record_json(record) for record in self.records],
             "transitions": [_transition_json(transition) for transition in self.transitions],
             "seeds": [{**asdict(story), "fate": story.fate.name} for story in self.seeds()],
@@ -93,7 +97,13 @@ def _record_json(record: EpochRecord) -> dict[str, Any]:
         "val_loss": _number(record.measured.loss),
         "val_accuracy": _number(record.measured.accuracy),
         "parameters": record.parameters,
-        "action": {"op": action.op.name, "slot": action.slot, "blueprint": action.blueprint, "blend": action.blend},
+        "action": {
+            "op": action.op.name,
+            "slot": action.slot,
+            "blueprint": action.blueprint,
+            "blend": action.blend,
+            "probability": action.probability,
+        },
         "effect": {"changed": record.effect.changed, "message": record.effect.message},
         "verdict": None if record.verdict is None else _verdict_json(record.verdict),
         "stages": [stage.name for stage in record.stages],

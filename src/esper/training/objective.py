@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
 from itertools import islice
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -37,6 +37,8 @@ from esper.training.default_metrics import (
 from esper.training.own_metric import Scale, check_metric, fit_metric
 from esper.training.set_scores import ScoreError, logits_of
 
+Constant = Literal["class", "mean"]
+"""The most frequent class, or the mean of the targets."""
 _Result = TypeVar("_Result")
 
 
@@ -105,6 +107,8 @@ class Objective:
     """How many classes the targets may name, if they name classes."""
     ignored: int
     """The class number that is left out."""
+    constant: Constant | None = None
+    """Which prediction that never changes a default metric can be compared with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,14 +156,15 @@ def fit_objective(
     found = _tried("loss", lambda: chosen(seen.outputs, seen.targets), seen)
     if not isinstance(found, Tensor) or found.dim() > 0:
         raise ValueError(f"the loss must give one number, a tensor without axes, not {described(found)}")
+    constant: Constant | None = None
     if metric is None:
-        score = _default_score(seen, ignored)
+        score, constant = _default_score(seen, ignored)
         _tried("metric", lambda: score(seen.outputs, seen.targets), seen)
     else:
         count = _class_count(seen) or (2 if seen.yes_or_no else None)
         tries = _tries(model, seen)
         score = _tried("metric", lambda: fit_metric(metric, metric_scale, tries, count), seen)
-    return Objective(chosen, score, classes, ignored)
+    return Objective(chosen, score, classes, ignored, constant)
 
 
 # -- loss ---------------------------------------------------------------------------------------------------------
@@ -233,22 +238,22 @@ def squared_error(outputs: Any, targets: Tensor) -> Tensor:
 # -- metric -------------------------------------------------------------------------------------------------------
 
 
-def _default_score(seen: _Seen, ignored: int) -> Score:
+def _default_score(seen: _Seen, ignored: int) -> tuple[Score, Constant | None]:
     match seen.kind:
         case Kind.CLASSES:
-            return classes_right(1, ignored)
+            return classes_right(1, ignored), "class"
         case Kind.SIGNS:
-            return labels_right(0.0, 0.5)
+            return labels_right(0.0, 0.5), None
         case Kind.MARGINS:
-            return labels_right(0.0, 0.0)
+            return labels_right(0.0, 0.0), None
         case Kind.PROBABILITIES:
-            return labels_right(0.5, 0.5)
+            return labels_right(0.5, 0.5), None
         case Kind.VALUES:
-            return variance_explained(_variance(seen))
+            return variance_explained(_variance(seen)), "mean"
         case Kind.COUNTS:
             settings = seen.loss.keywords if isinstance(seen.loss, partial) else vars(seen.loss)
             rate = torch.exp if settings.get("log_input", True) else None
-            return variance_explained(_variance(seen), rate)
+            return variance_explained(_variance(seen), rate), None
         case Kind.OTHER:
             raise ObjectiveError("this loss does not say what is right: pass metric=, a function of (outputs, targets)")
     if seen.loss is None and seen.model_has_loss:
@@ -259,16 +264,18 @@ def _default_score(seen: _Seen, ignored: int) -> Score:
                 "the targets are yes or no, and a loss of your own does not say whether outputs are logits or "
                 "probabilities: pass metric=, a function of (outputs, targets)"
             )
-        return variance_explained(_variance(seen))
+        return variance_explained(_variance(seen)), "mean"
     return _class_score(class_axis(seen.logits, seen.targets), seen, ignored)
 
 
-def _class_score(axis: int, seen: _Seen, ignored: int = IGNORED) -> Score:
+def _class_score(axis: int, seen: _Seen, ignored: int = IGNORED) -> tuple[Score, Constant | None]:
     """Language models are judged by loss: the share of symbols that they get right moves little while they learn."""
-    return likelihood(ignored=ignored) if axis == -1 and seen.logits.dim() == 3 else classes_right(axis, ignored)
+    if axis == -1 and seen.logits.dim() == 3:
+        return likelihood(ignored=ignored), None
+    return classes_right(axis, ignored), "class"
 
 
-def _score_like_models_loss(seen: _Seen) -> Score:
+def _score_like_models_loss(seen: _Seen) -> tuple[Score, Constant | None]:
     """What the model's own loss compares is found out by computing it from logits and labels in each way."""
     logits, labels, loss = seen.logits, seen.targets, float(seen.outputs.loss)
     rounding = max(1e-5, 4 * torch.finfo(seen.outputs.loss.dtype).eps) * max(1.0, abs(loss))
@@ -293,7 +300,7 @@ def _score_like_models_loss(seen: _Seen) -> Score:
             "it cannot be seen how the model's own loss compares logits and labels: pass metric=, a function of "
             "(outputs, labels)"
         )
-    return fitting[0]
+    return fitting[0], "class" if logits.dim() == 2 and not labels.is_floating_point() else None
 
 
 def _reshaped(score: Score) -> Score:

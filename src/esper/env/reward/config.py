@@ -8,12 +8,11 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from esper.actions import Op
+from esper.env.rent import RENT_RATE
 
 Mode = Literal["shaped", "simplified", "sparse", "minimal"]
 Family = Literal["contribution", "loss"]
 
-RENT_RATE = 5.0
-"""Points that one more host-size of parameters must earn."""
 PROXY_CONFIDENCE = 0.3
 """What a shadow benefit is worth beside a measured contribution: a promise, nothing depends on it yet (R122)."""
 

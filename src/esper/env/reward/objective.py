@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from esper.engine.eager import EpochRecord
 from esper.engine.measure import Evaluation
-from esper.env.reward.config import RENT_RATE
+from esper.env.rent import RENT_RATE
 from esper.env.situation import Situation
 
 SCORE_LIMIT = 100.0

@@ -1,0 +1,21 @@
+"""Rent, the price of size: what a network's parameters beyond its host's must earn. It needs no torch."""
+
+from __future__ import annotations
+
+import math
+from numbers import Real
+
+RENT_RATE = 5.0
+"""Points that one more host-size of parameters must earn. Learned policies and the rules' settings are for this one."""
+
+
+def extra_rent(rate: float, parameters: int, host_parameters: int) -> float:
+    """Points that a seed must earn beyond what it must at the default rent; negative where size is cheaper."""
+    return (rate - RENT_RATE) * parameters / host_parameters
+
+
+def check_rent(rent: object, name: str = "rent") -> float:
+    """Refuse what is no price, under the name that the user gave it."""
+    if isinstance(rent, bool) or not isinstance(rent, Real) or not 0.0 <= float(rent) < math.inf:
+        raise ValueError(f"{name} must be a finite number of at least 0, not {rent!r}")
+    return float(rent)

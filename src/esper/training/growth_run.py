@@ -1,0 +1,214 @@
+"""One run of growth: decide, step, note; then settle, export, and look whether the export is what was measured."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from esper.actions import Action
+from esper.engine.eager import EagerEngine, EpochRecord
+from esper.engine.governor import Governor
+from esper.engine.learner import Learner
+from esper.engine.measure import Evaluation, evaluate, gather
+from esper.env.rent import RENT_RATE, extra_rent
+from esper.env.reward.objective import score
+from esper.env.situation import observe
+from esper.growth.export import Saved, save
+from esper.growth.model import GrowingModel, Survey
+from esper.growth.plain import ExportError, allowed_gap, output_gap, plain_model
+from esper.growth.probe import arguments, untouched
+from esper.growth.slot import preserved_rng
+from esper.lifecycle import Stage, Transition
+from esper.policy.controller import Controller, NoGrowth
+from esper.tasks.feed import Batch
+from esper.training.history import History
+from esper.training.interrupt import interruptible
+from esper.training.remarks import Outlook, Targets, remarks
+
+OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
+"""Called after every epoch with what happened to the growing model, and to the control if there is one."""
+
+MOST_ROLLBACKS = 3
+"""Epochs in a row that are undone before a run is given up."""
+
+
+class DivergedError(RuntimeError):
+    """Training broke, and there is nothing sensible to go on with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A grown model and how it came to be."""
+
+    model: nn.Module
+    """Plain PyTorch: no hooks, nothing of Esper's machinery; train it further, deploy it, keep it. In evaluation mode,
+    in which it was measured; `model.train()` to train on."""
+    history: History
+    validation: Evaluation
+    test: Evaluation | None
+    """On the test data, if there are any. Nothing was decided by them."""
+    control: Evaluation | None
+    """The same host without growth, trained as long, on the same test (else validation) data."""
+    example: Any
+    interrupted: bool
+    """The run was stopped before its last epoch."""
+    remarks: tuple[str, ...] = ()
+    """What a person should know about this run, a sentence each: why nothing grew, that it ended at chance, …"""
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def rent(self) -> float:
+        """Points that one more host-size of parameters had to earn."""
+        return self.history.rent
+
+    @property
+    def score(self) -> float:
+        """Accuracy on the test (else validation) data minus the rent of the model's size, in points."""
+        found = self.test or self.validation
+        return score(found.accuracy, self.parameters, self.history.host_parameters, self.rent)
+
+    @property
+    def control_score(self) -> float | None:
+        """The same for the control, whose size costs nothing."""
+        host = self.history.host_parameters
+        return None if self.control is None else score(self.control.accuracy, host, host, self.rent)
+
+    def save(self, directory: str | Path) -> Saved:
+        """Write the model in its portable forms, and its history, into `directory`."""
+        return save(self.model, directory, self.example, history=self.history.to_json())
+
+
+def run_growth(
+    learners: list[Learner],
+    before: Outlook,
+    example: Any,
+    test: Callable[[], Iterable[Batch]] | None,
+    seed: int,
+    on_epoch: OnEpoch | None,
+    on_remark: Callable[[str], None],
+) -> Grown:
+    """The loop: decide, step, note. The first learner grows; a second one is the control."""
+    for remark in before.remarks:
+        on_remark(remark)
+    epochs = before.epochs
+    controllers: list[Controller] = [before.controller, NoGrowth()][: len(learners)]
+    for one in controllers:
+        one.reset([seed])
+    untrained = gather([learner.evaluate() for learner in learners])
+    engine = EagerEngine(
+        learners, [Governor(learner, chance=chance) for learner, chance in zip(learners, untrained, strict=True)]
+    )
+    records: list[list[EpochRecord]] = [[] for _ in learners]
+    with interruptible() as interrupt:
+        while len(records[0]) < epochs and not interrupt.requested:
+            actions = [
+                one.decide([observe(learner, epochs, past, rent=before.rent)])[0]
+                for one, learner, past in zip(controllers, learners, records, strict=True)
+            ]
+            _step(engine, actions, records, min(MOST_ROLLBACKS, epochs))
+            if on_epoch is not None:
+                on_epoch(records[0][-1], records[1][-1] if len(records) > 1 else None)
+    return _finish(learners, before, untrained[0].accuracy, records[0], example, test)
+
+
+def _step(engine: EagerEngine, actions: list[Action], records: list[list[EpochRecord]], most_rollbacks: int) -> None:
+    """One epoch. One that breaks is undone and training goes on; when that does not help either, give up."""
+    for past, record in zip(records, engine.step(actions), strict=True):
+        past.append(record)
+        undone = [one for one in past[-most_rollbacks:] if one.verdict is not None]
+        if record.verdict is not None and len(undone) == most_rollbacks:
+            raise DivergedError(
+                f"training broke and was undone {most_rollbacks} times in a row; in epoch {record.epoch + 1}, "
+                f"{record.verdict.message}: lower the learning rate, or look for extreme values in the data"
+            )
+
+
+def _finish(
+    learners: list[Learner],
+    before: Outlook,
+    untrained: float,
+    records: list[EpochRecord],
+    example: Any,
+    test: Callable[[], Iterable[Batch]] | None,
+) -> Grown:
+    grown = learners[0]
+    settled = settle(grown, before.rent)
+    model = grown.model
+    slots = tuple(slot.path for slot in model.slots)
+    history = History(before.controller.name, slots, model.host_parameters, tuple(records), tuple(settled), before.rent)
+    exported = plain_model(model, share=True).eval()  # the growing model ends here, so its tensors can live on
+    held_out = [_evaluate(learner, test) for learner in learners] if test else []
+    targets = Targets(grown.feed.validation, grown.score, before.constant)
+    validation = [_evaluate_export(grown, exported, targets)]
+    validation += [_evaluate(one, one.feed.validation) for one in learners[1:]]
+    return Grown(
+        model=exported,
+        history=history,
+        validation=validation[0],
+        test=held_out[0] if held_out else None,
+        control=(held_out or validation)[1] if len(learners) > 1 else None,
+        example=example,
+        interrupted=len(records) < before.epochs,
+        remarks=remarks(before, history, validation[0].accuracy, untrained, targets),
+    )
+
+
+def settle(learner: Learner, rent: float = RENT_RATE) -> list[Transition]:
+    """End of the run: an unfinished seed stays if it was measured to help, and goes if it was not.
+
+    Above the default rent, it must also contribute more than what its size costs beyond that.
+    """
+    transitions: list[Transition] = []
+    model = learner.model
+    for slot in model.live:
+        life = slot.life
+        worth = -math.inf if life.contribution is None else life.contribution.accuracy
+        owed = 0.0 if slot.seed is None else max(0.0, extra_rent(rent, slot.seed.size, model.host_parameters))
+        if life.fossilizable and (owed == 0.0 or worth > owed):
+            transitions += model.fossilize(slot, epoch=learner.epoch, reason="the run ended, and it contributes")
+        elif not (life.stage is Stage.BLENDING and worth > owed and not life.retiring):
+            reason = "the run ended first"
+            if 0.0 < worth <= owed:
+                reason = (
+                    f"the run ended, and it contributes {worth:+.1f} points, less than the {owed:.1f} of its extra rent"
+                )
+            transitions += model.prune(slot, epoch=learner.epoch, reason=reason, at_once=True)
+    return transitions
+
+
+def _evaluate_export(learner: Learner, exported: nn.Module, batches: Callable[[], Iterable[Batch]]) -> Evaluation:
+    """The exported model on the validation data, which must give what the grown one gives, batch by batch."""
+
+    def compared() -> Iterator[Batch]:
+        for batch in batches():
+            args, kwargs = arguments(batch[0])
+            outputs = []
+            for model in (learner.model, exported):
+                with untouched(model), torch.no_grad():  # and with the same random numbers
+                    outputs.append(model(*args, **kwargs))
+            gap = output_gap(*outputs)
+            if not gap <= allowed_gap(exported):
+                raise ExportError(
+                    f"the exported model does not give what the grown one gives: outputs differ by {gap:.2g} on the "
+                    "validation data, so nothing is returned; please report it, with the model"
+                )
+            yield batch
+
+    with preserved_rng(learner.model.device):
+        alone = GrowingModel(exported, Survey((), ())).eval()
+        measured = evaluate(alone, compared(), learner.loss, learner.score)
+        return gather([measured])[0]
+
+
+def _evaluate(learner: Learner, batches: Callable[[], Iterable[Batch]]) -> Evaluation:
+    with preserved_rng(learner.model.device):
+        return gather([evaluate(learner.model, batches(), learner.loss, learner.score)])[0]

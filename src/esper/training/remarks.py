@@ -1,0 +1,232 @@
+"""What a user should know about a run, one plain sentence each: why nothing grew, or that it ended at chance.
+
+Part of it is known before the first epoch (`outlook`), the rest at the end (`remarks`). Nothing here changes a run.
+"""
+
+from __future__ import annotations
+
+import inspect
+import os
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from esper.actions import Op
+from esper.agent.controller import LearnedController
+from esper.engine.eager import EpochRecord
+from esper.engine.measure import Score
+from esper.env.rent import RENT_RATE
+from esper.growth.model import GrowingModel
+from esper.policy.by_host import ByHost
+from esper.policy.controller import Controller, NoGrowth
+from esper.policy.heuristic import ROTATION, Heuristic
+from esper.tasks.feed import IGNORED, Batch
+from esper.training.history import History
+from esper.training.objective import Constant
+
+PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+SHOWN = 3
+"""Slots or reasons that a sentence names at most."""
+LEAST_EXPLAINED = 1.0
+"""Percent of the variance that a regression must explain beyond the mean to have learnt something."""
+
+
+class GrowthWarning(UserWarning):
+    """A run that cannot do what its user expects, by what is known before it starts."""
+
+
+def warn_user(remark: str) -> None:
+    """A warning that names the line from which Esper was called, however deep inside this is."""
+    level, frame = 1, inspect.currentframe()
+    while frame is not None and frame.f_code.co_filename.startswith(PACKAGE):
+        level, frame = level + 1, frame.f_back
+    warnings.warn(remark, GrowthWarning, stacklevel=level)
+
+
+# -- before the first epoch --------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class Outlook:
+    """A run before its first epoch."""
+
+    controller: Controller
+    epochs: int
+    rent: float
+    constant: Constant | None
+    """Which prediction that never changes shows what chance is, for this metric; None where no such is known."""
+    affordable: tuple[tuple[str, str], ...]
+    """(slot, blueprint): what fits and could be planted in the network as it is now."""
+    why_nothing_can_grow: str
+    """Empty where something can."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        found = [self.why_nothing_can_grow]
+        if self.rent != RENT_RATE and is_learned(self.controller):
+            found.append(
+                f"The controller {self.controller.name} was trained with a rent of {RENT_RATE:g} and cannot read "
+                f"another one: only the score, and what is kept at the end, are for a rent of {self.rent:g}."
+            )
+        return tuple(remark for remark in found if remark)
+
+
+def outlook(
+    model: GrowingModel, controller: Controller, epochs: int, rent: float, *, constant: Constant | None
+) -> Outlook:
+    affordable = tuple((slot.path, name) for slot in model.slots for name in sorted(model.growable(slot)))
+    wanted = not isinstance(controller, NoGrowth)
+    why = _why_nothing_can_grow(model, epochs) if wanted else ""
+    return Outlook(controller, epochs, rent, constant, affordable, why)
+
+
+def is_learned(controller: Controller) -> bool:
+    if isinstance(controller, ByHost):
+        return is_learned(controller.dense) or is_learned(controller.others)
+    return isinstance(controller, LearnedController)
+
+
+def _why_nothing_can_grow(model: GrowingModel, epochs: int) -> str:
+    costs = [(cost, name, slot.path) for slot in model.slots for name, cost in model.costs(slot).items()]
+    if model.max_seeds is not None and model.max_seeds < 1:
+        return f"Nothing can grow: max_seeds is {model.max_seeds}."
+    if not costs:
+        slots = _listed([f"{slot.path} is {slot.shape.layout}" for slot in model.slots])
+        allowed = "" if model.blueprints is None else f" that is allowed ({_listed(sorted(model.blueprints))})"
+        return f"Nothing can grow: no blueprint{allowed} fits a slot ({slots})."
+    if model.budget is not None and min(costs)[0] > model.budget - model.parameter_count:
+        least, name, path = min(costs)
+        room = model.budget - model.parameter_count
+        return (
+            f"Nothing can grow: the budget leaves room for {_counted(room, 'parameter')}, and the smallest seed, "
+            f"{name} at {path}, needs {least:,}."
+        )
+    rules = model.slots[0].life.rules
+    life = rules.training_epochs + rules.blending_epochs
+    if epochs < life:
+        return (
+            f"The run is too short for a seed: it has {_counted(epochs, 'epoch')}, and a seed needs {life} "
+            f"({rules.training_epochs} of incubation, {rules.blending_epochs} of blending)."
+        )
+    return ""
+
+
+# -- at the end --------------------------------------------------------------------------------------------------------
+
+
+class Targets:
+    """Validation batches whose targets are looked at while a network is evaluated, so that no pass is added.
+
+    They tell what a prediction that never changes is worth in the metric, if it has a `constant`.
+    """
+
+    def __init__(self, batches: Callable[[], Iterable[Batch]], score: Score, constant: Constant | None) -> None:
+        self._batches, self._score, self._constant = batches, score, constant
+        self.examples = 0
+        self._counts: Counter[int] = Counter()
+        """Of class numbers: how many of each."""
+        self._mean: Tensor | None = None
+        """Of real values, in the first batch: close to the best prediction that never changes."""
+        self._points = 0.0
+
+    def __call__(self) -> Iterator[Batch]:
+        for batch in self._batches():
+            self.examples += len(batch[1])
+            if self._constant == "mean":
+                self._score_mean(batch[1])
+            elif self._constant == "class":
+                self._count(batch[1])
+            yield batch
+
+    def _count(self, targets: Tensor) -> None:
+        values, counts = torch.unique(targets[targets != IGNORED], return_counts=True)
+        self._counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
+
+    def _score_mean(self, targets: Tensor) -> None:
+        if self._mean is None:
+            self._mean = targets.float().mean(0)
+        score = self._score(self._mean.expand(targets.shape), targets)
+        self._points += float(score.double().mean()) * len(targets)
+
+    @property
+    def most_frequent(self) -> float | None:
+        """Percent of the targets that are of the most frequent class; None where they are no class numbers."""
+        return 100.0 * max(self._counts.values()) / self._counts.total() if self._counts else None
+
+    @property
+    def mean_score(self) -> float | None:
+        """What predicting the mean is worth; None where the targets are not real values."""
+        return None if self._mean is None else self._points / self.examples
+
+
+def remarks(before: Outlook, history: History, accuracy: float, untrained: float, targets: Targets) -> tuple[str, ...]:
+    """All remarks about a run that has ended with this validation accuracy."""
+    if isinstance(before.controller, NoGrowth) or before.why_nothing_can_grow:  # meant to be so, or said already
+        return before.remarks
+    stories = history.seeds()
+    found = [] if stories else [_why_nothing_was_grown(before, history.records)]
+    planted = {(story.slot, story.blueprint) for story in stories}
+    untried = [pair for pair in before.affordable if pair not in planted]
+    if untried and len(history.records) == before.epochs:  # a run that was stopped may not have got that far
+        found.append(_ended_at_chance(before, accuracy, untrained, targets, untried))
+    return (*before.remarks, *(remark for remark in found if remark))
+
+
+def _why_nothing_was_grown(before: Outlook, records: Sequence[EpochRecord]) -> str:
+    effects = [record.effect for record in records]
+    who, waited = f"The controller {before.controller.name}", "chose to wait in every epoch"
+    if len(records) < before.epochs:
+        waited = f"chose to wait until the run was stopped, after {len(records)} of {before.epochs} epochs"
+    refused = [effect.message for effect in effects if effect.action.op is Op.GERMINATE]
+    if refused:
+        return f"{who} tried to plant in {_counted(len(refused), 'epoch')} and was refused: {refused[-1]}."
+    sure = [(effect.action.probability, i) for i, effect in enumerate(effects) if effect.action.probability is not None]
+    if sure:
+        _, least = min(sure)
+        return f"{who} {waited}. It was least sure in epoch {least + 1}: {effects[least].action.reason}."
+    reasons = Counter(effect.action.reason for effect in effects if effect.action.reason)
+    if not reasons:
+        return f"{who} {waited}, and gave no reason."
+    counted = [f"{reason} ({_counted(count, 'epoch')})" for reason, count in reasons.most_common(SHOWN)]
+    return f"{who} {waited}: {'; '.join(counted)}."
+
+
+def _ended_at_chance(
+    before: Outlook, accuracy: float, untrained: float, targets: Targets, untried: Sequence[tuple[str, str]]
+) -> str:
+    """Empty where the network is better than chance by two standard errors."""
+    level, margin, source = _chance(untrained, targets)
+    if not accuracy <= level + margin:
+        return ""
+    ranks = {name: rank for rank, name in enumerate(ROTATION)}
+    likely = sorted(untried, key=lambda pair: ranks.get(pair[1], len(ranks)))  # stable: slots stay in their order
+    seeds = " and ".join(f"{name} at {slot}" for slot, name in likely[:2])
+    remedy = "more epochs" if isinstance(before.controller, Heuristic) else 'controller "heuristic" or more epochs'
+    return (
+        f"The run ended at chance: the validation metric is {accuracy:.1f} %, and {source} {level:.1f} %. "
+        f"Seeds that could be planted were not tried, such as {seeds}: try {remedy}."
+    )
+
+
+def _chance(untrained: float, targets: Targets) -> tuple[float, float, str]:
+    """What knowing nothing gives, how much more may be luck, and whose figure it is."""
+    if targets.mean_score is not None:
+        return targets.mean_score, LEAST_EXPLAINED, "predicting the mean gives"
+    level, source = untrained, "that of the untrained network is"
+    if targets.most_frequent is not None and targets.most_frequent >= level:
+        level, source = targets.most_frequent, "the most frequent class alone gives"
+    share = min(1.0, max(0.0, level / 100.0))
+    return level, 200.0 * (share * (1.0 - share) / max(1, targets.examples)) ** 0.5, source
+
+
+def _listed(names: Sequence[str]) -> str:
+    return (", ".join(names[:SHOWN]) or "none") + (", …" if len(names) > SHOWN else "")
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

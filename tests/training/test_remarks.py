@@ -1,0 +1,253 @@
+"""What `esper.grow` says about a run: why nothing grew, and that it ended at chance.
+
+Covers: R149
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import warnings
+from collections.abc import Callable, Sequence
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
+
+import esper
+from esper.actions import Action, Op
+from esper.env.situation import Situation
+from esper.lifecycle import Rules, Stage
+
+Data = tuple[Tensor, Tensor]
+
+
+def signs(count: int, seed: int) -> Data:
+    """The class is the sign of x0 · x1: no linear model can learn it."""
+    x = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
+    return x, (x.prod(1) > 0).long()
+
+
+def halves(count: int, seed: int) -> Data:
+    """The class is the sign of x0: every model can learn it."""
+    x = torch.randn(count, 2, generator=torch.Generator().manual_seed(seed))
+    return x, (x[:, 0] > 0).long()
+
+
+def grow(train: Data, val: Data, width: int = 8, outputs: int = 2, **changes: object) -> esper.Grown:
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(2, width), nn.Linear(width, outputs))
+    settings: dict[str, object] = {"slots": ["0"], "epochs": 20, "device": "cpu"}
+    return esper.grow(net, train, val, **{**settings, **changes})  # type: ignore[arg-type]
+
+
+def easy(**changes: object) -> esper.Grown:
+    return grow(halves(512, 0), halves(256, 1), **changes)
+
+
+class Waiting:
+    """Does the same in every epoch."""
+
+    name = "mine"
+
+    def __init__(self, action: Action) -> None:
+        self.action = action
+
+    def reset(self, seeds: Sequence[int]) -> None: ...
+
+    def decide(self, situations: Sequence[Situation]) -> list[Action]:
+        return [self.action] * len(situations)
+
+
+# -- why nothing can grow: before the training -------------------------------------------------------------------------
+
+HOST = 3 * 8 + 9 * 2
+"""Parameters of the host."""
+
+
+@pytest.mark.parametrize(
+    ("changes", "remark"),
+    [
+        ({"max_seeds": 0}, "Nothing can grow: max_seeds is 0."),
+        ({"blueprints": []}, "Nothing can grow: no blueprint that is allowed (none) fits a slot (0 is dense)."),
+        (
+            {"blueprints": ["conv", "wide"]},
+            "Nothing can grow: no blueprint that is allowed (conv, wide) fits a slot (0 is dense).",
+        ),
+        (
+            {"budget": HOST + 1},
+            "Nothing can grow: the budget leaves room for 1 parameter, and the smallest seed, norm at 0, needs 65.",
+        ),
+        (
+            {"epochs": 4},
+            "The run is too short for a seed: it has 4 epochs, and a seed needs 5 (2 of incubation, 3 of blending).",
+        ),
+        (
+            {"epochs": 1, "rules": Rules(training_epochs=1, blending_epochs=1)},
+            "The run is too short for a seed: it has 1 epoch, and a seed needs 2 (1 of incubation, 1 of blending).",
+        ),
+    ],
+)
+@pytest.mark.parametrize("controller", ["small", "heuristic"])
+def test_what_makes_growth_impossible_is_warned_of_and_remarked(
+    controller: str, changes: dict[str, object], remark: str
+) -> None:
+    started: list[int] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        grown = easy(
+            **{"controller": controller, "epochs": 6, **changes}, on_epoch=lambda *_: started.append(len(caught))
+        )
+    assert grown.remarks == (remark,)
+    (warning,) = [one for one in caught if issubclass(one.category, esper.GrowthWarning)]
+    assert str(warning.message) == remark
+    assert warning.filename == __file__, "the line that called esper.grow"
+    assert started[0] == 1, "before the first epoch"
+
+
+def test_a_run_as_long_as_a_seeds_life_can_keep_one() -> None:
+    """The bound is tight: planted in the first epoch, a seed works at full strength in the last."""
+    plants = Waiting(Action(Op.GERMINATE, 0, "mlp", "linear", "at once"))
+    lenient = Rules(shadow_benefit=-100.0)
+    grown = grow(signs(2048, 0), signs(512, 1), controller=plants, epochs=5, rules=lenient, batch_size=16)
+    (story,) = grown.history.seeds()
+    assert (story.fate, grown.history.records[-1].alphas) == (Stage.BLENDING, (1.0,))
+    assert grown.parameters > HOST
+    assert not any("too short" in remark for remark in grown.remarks)
+
+
+def test_a_controller_that_never_grows_on_purpose_needs_no_remark() -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert easy(controller="none", epochs=2, max_seeds=0).remarks == ()
+        assert grow(signs(256, 0), signs(128, 1), controller="none", epochs=6).remarks == ()
+
+
+# -- why nothing was grown: at the end ---------------------------------------------------------------------------------
+
+
+def test_a_rule_gives_its_own_reasons() -> None:
+    (remark,) = easy(controller="heuristic", epochs=10).remarks
+    assert remark == (
+        "The controller heuristic chose to wait in every epoch: fewer than 8 epochs remain, too few for a seed "
+        "(7 epochs); it plants after 3 epochs at the earliest (3 epochs)."
+    )
+
+
+def test_a_learned_controller_gives_its_probabilities() -> None:
+    grown = easy(controller="small", epochs=12)
+    (remark,) = grown.remarks
+    sure = [record.effect.action.probability for record in grown.history.records]
+    least = min(range(12), key=lambda epoch: sure[epoch] or 0.0)
+    assert remark == (
+        f"The controller small chose to wait in every epoch. It was least sure in epoch {least + 1}: "
+        f"{grown.history.records[least].effect.action.reason}."
+    )
+    assert " % sure (next: " in remark
+
+
+def test_a_controller_of_ones_own_is_quoted() -> None:
+    (remark,) = easy(controller=Waiting(Action()), epochs=6).remarks
+    assert remark == "The controller mine chose to wait in every epoch, and gave no reason."
+    (remark,) = easy(controller=Waiting(Action(reason="it is Sunday")), epochs=6).remarks
+    assert remark == "The controller mine chose to wait in every epoch: it is Sunday (6 epochs)."
+    (remark,) = easy(controller=Waiting(Action(Op.GERMINATE, 0, "conv", "linear")), epochs=6).remarks
+    assert remark == (
+        "The controller mine tried to plant in 6 epochs and was refused: blueprint 'conv' does not fit slot 0 (dense)."
+    )
+
+
+def test_a_run_that_was_stopped_says_when() -> None:
+    def interrupt(record: object, control: object) -> None:
+        os.kill(os.getpid(), signal.SIGINT)
+
+    (remark,) = grow(signs(256, 0), signs(128, 1), controller="heuristic", on_epoch=interrupt).remarks
+    assert remark == (
+        "The controller heuristic chose to wait until the run was stopped, after 1 of 20 epochs: it plants after 3 "
+        "epochs at the earliest (1 epoch)."
+    )
+
+
+def test_a_run_in_which_something_grew_and_learnt_has_no_remarks() -> None:
+    grown = grow(signs(2048, 0), signs(512, 1), controller="heuristic")
+    assert grown.validation.accuracy > 70.0
+    assert grown.remarks == ()
+
+
+# -- chance ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("width", [8, 16, 64])
+def test_the_default_controller_on_a_linear_host_is_said_to_end_at_chance(width: int) -> None:
+    grown = grow(signs(2000, 0), signs(1000, 1), width)
+    assert grown.validation.accuracy < 55.0
+    assert grown.remarks[-1].startswith(
+        f"The run ended at chance: the validation metric is {grown.validation.accuracy:.1f} %"
+    )
+    assert grown.remarks[-1].endswith(
+        "Seeds that could be planted were not tried, such as mlp at 0 and mlp_small at 0: "
+        'try controller "heuristic" or more epochs.'
+    )
+
+
+def test_loaders_are_counted_without_another_pass() -> None:
+    passes = 0
+
+    class Counting(DataLoader):  # type: ignore[type-arg]
+        def __iter__(self):  # type: ignore[no-untyped-def]
+            nonlocal passes
+            passes += 1
+            return super().__iter__()
+
+    def rare(count: int, seed: int) -> TensorDataset:
+        """Noise, a quarter of it in class 1."""
+        generator = torch.Generator().manual_seed(seed)
+        return TensorDataset(torch.randn(count, 2, generator=generator), (torch.arange(count) % 4 == 0).long())
+
+    train, val = DataLoader(rare(256, 0), batch_size=64), Counting(rare(250, 1), batch_size=100)
+    grown = grow(train, val, controller=Waiting(Action()), epochs=6)  # type: ignore[arg-type]
+    assert "the most frequent class alone gives 74.8 %" in grown.remarks[-1]
+    assert passes == 1 + 1 + 6 + 1  # its first batch, the untrained network, six epochs, the end
+
+
+def test_chance_in_a_regression_is_no_variance_explained() -> None:
+    def pairs(function: Callable[[Tensor], Tensor]) -> tuple[Data, Data]:
+        x, other = signs(512, 0)[0], signs(512, 1)[0]
+        return (x, function(x)[:, None]), (other, function(other)[:, None])
+
+    fast = lambda parameters: torch.optim.AdamW(parameters, lr=0.02)  # noqa: E731
+    settings: dict[str, object] = {"outputs": 1, "controller": Waiting(Action()), "epochs": 10, "optimizer": fast}
+    train, val = pairs(lambda x: x.prod(1))
+    explained = 100.0 * (1.0 - val[1].var(unbiased=False) / train[1].var(unbiased=False)).item()
+    assert f"predicting the mean gives {explained:.1f} %" in grow(train, val, **settings).remarks[-1]
+    assert len(grow(*pairs(lambda x: x.sum(1)), **settings).remarks) == 1  # that nothing was grown
+
+
+def test_a_metric_of_ones_own_is_compared_with_the_untrained_network() -> None:
+    def metric(outputs: Tensor, targets: Tensor) -> Tensor:
+        return 10.0 * (outputs.argmax(1) == targets).float()  # a perfect one is far below the most frequent class
+
+    train, val = halves(512, 0), halves(256, 1)
+    fast = lambda parameters: torch.optim.AdamW(parameters, lr=0.02)  # noqa: E731
+    settings: dict[str, object] = {"metric": metric, "controller": Waiting(Action()), "epochs": 8, "optimizer": fast}
+    assert len(grow(train, val, **settings).remarks) == 1
+    still = grow(train, val, **{**settings, "optimizer": lambda p: torch.optim.SGD(p, lr=1e-12)})
+    assert "that of the untrained network is" in still.remarks[-1]
+
+
+def test_nothing_is_said_of_chance_when_all_was_tried_or_nothing_could_be() -> None:
+    for changes in ({"max_seeds": 0}, {"budget": HOST}):
+        with pytest.warns(esper.GrowthWarning):
+            (remark,) = grow(signs(256, 0), signs(128, 1), epochs=6, **changes).remarks
+        assert remark.startswith("Nothing can grow")
+    plants = Waiting(Action(Op.GERMINATE, 0, "norm", "linear", "at once"))
+    assert grow(signs(256, 0), signs(128, 1), epochs=6, controller=plants, blueprints=["norm"]).remarks == ()
+
+
+def test_targets_that_only_ones_own_loss_understands_do_no_harm() -> None:
+    """-100 is torch's mark for what is not to be learnt; remarks must not lose a trained model over it."""
+    x, y = signs(256, 0)
+    y[::3] = -100
+    own = nn.CrossEntropyLoss()
+    assert grow((x, y), (x, y), loss=own, epochs=6, controller="heuristic").validation.accuracy < 100.0
