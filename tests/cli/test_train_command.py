@@ -85,7 +85,11 @@ def test_a_config_file_decides_and_options_override_it(capsys: Capture) -> None:
         ('tsak = "digits"', "did you mean 'task'"),
         ("[ppo]\nlearning_rat = 1", "ppo: unknown setting 'learning_rat'; did you mean 'learning_rate'?"),
         ("[ppo]\nepochs = 1.5", "ppo: epochs must be int"),
-        ("[ppo]\nepochs = 0", "epochs and minibatches must be at least 1"),
+        ("[ppo]\nepochs = 0", "epochs must be a whole number of at least 1, not 0"),
+        ("[ppo]\nmax_grad_norm = -0.5", "max_grad_norm must be a number above 0, not -0.5"),
+        ("[ppo]\nclip = nan", "clip must be a number above 0, not nan"),
+        ("[ppo]\nlearning_rate = inf", "learning_rate must be a number of at least 0, not inf"),
+        ("[ppo]\nlearning_rate_end = 1e-5", "learning_rate_end is never reached: set anneal_updates"),
     ],
 )
 def test_a_mistake_in_a_config_file_is_one_line_and_no_folder(text: str, message: str, capsys: Capture) -> None:
