@@ -65,7 +65,8 @@ def spoil_gradients(agent: PPOAgent) -> None:
 
 
 def reverse_entropy(agent: PPOAgent) -> None:
-    agent.config = replace(agent.config, entropy_coefficient=-1.0)
+    agent.config = replace(agent.config)
+    object.__setattr__(agent.config, "entropy_coefficient", -1.0)  # no configuration may ask for it
 
 
 @pytest.mark.parametrize(
