@@ -6,7 +6,7 @@ Covers: R008, R013, R020, R033, R035, R039, R067, R069, R073, R107
 import pytest
 import torch
 from test_ppo import random_rollout
-from toy_environments import CueMemory, OpConditional, make_agent, rollout, vector_observation
+from toy_environments import CueMemory, OpConditional, give_values, make_agent, rollout, vector_observation
 
 from esper.agent.config import PPOConfig
 from esper.agent.normalisers import ObservationNormaliser
@@ -83,10 +83,12 @@ def test_siblings_are_measured_against_each_other():
     def advantages(siblings: int) -> torch.Tensor:
         env = CueMemory(4, seed=1)
         agent = make_agent(env, PPOConfig(siblings=siblings), 12, hidden=16)
+        give_values(agent)
         rollout(env, agent, env.reset())
         return agent.rollout.advantage
 
     alone, first, second = advantages(1), *advantages(2).view(2, 2, -1).unbind(1)
+    assert first.abs().min() > 0.0
     assert torch.allclose(first, -second)
     assert torch.allclose(first, alone[0::2] - alone[1::2], atol=1e-6)
 
