@@ -1,4 +1,7 @@
-"""Settings from a TOML or JSON file, checked strictly: an unknown key is an error that names the nearest known one."""
+"""Settings from a TOML or JSON file, checked strictly: an unknown key is an error that names the nearest known one.
+
+Also the ranges that settings are checked against: those of the agent come from files and from code alike.
+"""
 
 from __future__ import annotations
 
@@ -7,15 +10,43 @@ import difflib
 import json
 import tomllib
 import types
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from math import isfinite
 from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _Settings = TypeVar("_Settings")
 
 
 class ConfigError(ValueError):
     """A configuration file that cannot be used, with the reason."""
+
+
+class Range(NamedTuple):
+    """What a number may be. NaN and infinity are in no range."""
+
+    words: str
+    holds: Callable[[float], bool]
+    whole: bool = False
+
+
+AT_LEAST_0 = Range("a number of at least 0", lambda x: x >= 0)
+ABOVE_0 = Range("a number above 0", lambda x: x > 0)
+SHARE = Range("a number from 0 to 1", lambda x: 0 <= x <= 1)
+WITHIN_0_AND_1 = Range("a number between 0 and 1", lambda x: 0 < x < 1)
+WHOLE_AT_LEAST_0 = Range("a whole number of at least 0", lambda x: x >= 0, whole=True)
+WHOLE_AT_LEAST_1 = Range("a whole number of at least 1", lambda x: x >= 1, whole=True)
+
+
+def check_number(name: str, value: object, wanted: Range, *, optional: bool = False) -> None:
+    """Refuse a value outside its range with one line that names the setting; `optional` allows None."""
+    if value is None and optional:
+        return
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        usable = isinstance(value, int) or (isfinite(value) and not wanted.whole)
+        if usable and wanted.holds(value):
+            return
+    raise ValueError(f"{name} must be {wanted.words}{' or None' if optional else ''}, not {value!r}")
 
 
 def read_config(path: Path, kind: type[_Settings]) -> _Settings:

@@ -58,6 +58,8 @@ class ToyEnvironment:
     space = ActionSpace.uniform(2, ("op",))
     features = 1
     slots, blueprints, blends = 1, 1, 1
+    scale = 1.0
+    """Multiplies every reward; returns in `finished` are in the scaled units."""
 
     def __init__(self, environments: int, seed: int = 0) -> None:
         self.environments = environments
@@ -84,6 +86,7 @@ class ToyEnvironment:
 
     def step(self, action: Tensor) -> Step:
         reward, terminated, truncated = self._apply(action)
+        reward = reward * self.scale
         self.time += 1
         self._return += reward
         done = terminated | truncated
@@ -252,6 +255,11 @@ def make_agent(env: ToyEnvironment, config: PPOConfig, steps: int, seed: int = 0
     torch.manual_seed(seed)
     net = FactoredRecurrentActorCritic(env.network_config(**network))
     return PPOAgent(net, config, env.environments, steps, env.slots, env.blueprints, seed=seed)
+
+
+def give_values(agent: PPOAgent) -> None:
+    """Values that differ from state to state: a critic starts at zero, where most comparisons of values would hold."""
+    torch.nn.init.orthogonal_(agent.network.value_output.weight)
 
 
 def rollout(

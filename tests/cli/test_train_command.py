@@ -21,6 +21,7 @@ import pytest
 import torch
 from rich.console import Console
 
+from esper.agent.ppo import load_policy
 from esper.cli import main
 from esper.cli.train_watch import TrainWatch
 from esper.engine.precision import Precision
@@ -59,6 +60,7 @@ run = "from-file"
 reward = "sparse"
 workers = 1
 compare-episodes = 0
+floor = 0.02
 
 [ppo]
 learning-rate = 2e-3
@@ -75,6 +77,10 @@ def test_a_config_file_decides_and_options_override_it(capsys: Capture) -> None:
     assert (config.ppo.learning_rate, config.ppo.discount) == (2e-3, 0.9)
     assert config.reward.gamma == 0.9  # the two must agree, so one word sets both
     assert config.ppo.head_entropy_weights == (1.0, 2.0, 1.0, 1.0)
+    assert config.floor == 0.02
+    latest = RunFolder(Path("from-file")).latest()
+    assert latest is not None
+    assert load_policy(latest)[0].config.floor == 0.02  # what the agent acted and learnt with
     assert config.ppo.epochs == TrainConfig().ppo.epochs
     assert "esper grow --task digits --controller from-file" in capsys.readouterr().out
 
@@ -85,7 +91,12 @@ def test_a_config_file_decides_and_options_override_it(capsys: Capture) -> None:
         ('tsak = "digits"', "did you mean 'task'"),
         ("[ppo]\nlearning_rat = 1", "ppo: unknown setting 'learning_rat'; did you mean 'learning_rate'?"),
         ("[ppo]\nepochs = 1.5", "ppo: epochs must be int"),
-        ("[ppo]\nepochs = 0", "epochs and minibatches must be at least 1"),
+        ("[ppo]\nepochs = 0", "epochs must be a whole number of at least 1, not 0"),
+        ("floor = 1.5", "floor must be a number from 0 to 1, not 1.5"),
+        ("[ppo]\nmax_grad_norm = -0.5", "max_grad_norm must be a number above 0, not -0.5"),
+        ("[ppo]\nclip = nan", "clip must be a number above 0, not nan"),
+        ("[ppo]\nlearning_rate = inf", "learning_rate must be a number of at least 0, not inf"),
+        ("[ppo]\nlearning_rate_end = 1e-5", "learning_rate_end is never reached: set anneal_updates"),
     ],
 )
 def test_a_mistake_in_a_config_file_is_one_line_and_no_folder(text: str, message: str, capsys: Capture) -> None:

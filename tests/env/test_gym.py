@@ -1,6 +1,6 @@
 """GrowthEnv behind Gymnasium: other people's agents can play, and never choose the impossible.
 
-Covers: R092, R149
+Covers: R092, R103, R149
 """
 
 from __future__ import annotations
@@ -13,8 +13,10 @@ gymnasium = pytest.importorskip("gymnasium")
 from gymnasium.utils.env_checker import check_env  # noqa: E402
 
 from esper.actions import BLENDS, WAIT, Action, Op  # noqa: E402
+from esper.env.growth_env import GrowthEnv  # noqa: E402
 from esper.env.gym import FlatActions, GrowthGymEnv, GrowthVectorEnv  # noqa: E402
 from esper.growth.blueprints import blueprint_names  # noqa: E402
+from esper.tasks.family import get_family  # noqa: E402
 
 
 def test_gymnasium_finds_it_and_its_checks_pass() -> None:
@@ -47,6 +49,41 @@ def test_the_mask_is_exact() -> None:
             assert bool(mask[number]) is possible
         _, _, over, _, info = env.step(rng.choice(np.flatnonzero(mask)))
     assert "score" in info
+
+
+def test_a_family_brings_its_own_number_of_slots() -> None:
+    """Networks of `varied` have up to eight slots: every reset fits the spaces, without a number from the user."""
+    env = gymnasium.make("esper/Growth-v0", task="varied/vector")
+    seen = set()
+    for seed in range(12):
+        observation, info = env.reset(seed=seed)
+        assert observation.shape == env.observation_space.shape
+        assert info["action_mask"].shape == (env.action_space.n,)
+        seen.add(len(env.unwrapped._env.situations[0].slots))
+    assert max(seen) > 3
+    assert env.unwrapped._actions.slots == 8
+
+
+def test_too_few_slots_are_refused_in_one_line() -> None:
+    with pytest.raises(ValueError, match=r"networks of 'varied' have up to 8 slots: slots=3 is too few"):
+        GrowthGymEnv("varied", slots=3)
+    narrow = GrowthEnv(get_family("digits"), 1, slots=1)
+    with pytest.raises(ValueError, match="a network has 2 slots, and observations have room for 1"):
+        narrow.reset([0])
+
+
+@pytest.mark.parametrize("discount", [0.9, 1.0])
+def test_shaping_pays_nothing_under_the_discount_that_was_given(discount: float) -> None:
+    """Σ γ^t (γΦ' − Φ) = −Φ(start), which is 0 for a network without seeds: under any other γ it is not."""
+    env = GrowthGymEnv("digits", discount=discount)
+    rng, over, paid = np.random.default_rng(0), False, []
+    env.reset(seed=1)
+    while not over:
+        _, _, over, _, info = env.step(rng.choice(np.flatnonzero(env.action_masks())))
+        paid.append(info["reward_terms"]["progress_shaping"])
+    assert any(paid)
+    assert sum(discount**t * one for t, one in enumerate(paid)) == pytest.approx(0.0, abs=1e-9)
+    assert abs(sum(0.995**t * one for t, one in enumerate(paid))) > 1e-3
 
 
 def test_the_same_seed_is_the_same_episode() -> None:

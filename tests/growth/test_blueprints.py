@@ -18,6 +18,8 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from esper.actions import BLENDS
+from esper.agent.controller import LearnedController
+from esper.agent.shipped import shipped_path
 from esper.growth.blueprints import (
     LAYOUTS,
     Gated,
@@ -88,6 +90,7 @@ def test_every_layout_has_its_blueprints() -> None:
 def test_the_order_of_names_is_fixed() -> None:
     # Checkpoints of policies count in this order: append, never reorder.
     assert blueprint_names()[:12] == (*CONV, "lora", "lora_large", "mlp_small", "mlp")
+    assert blueprint_names() == registry.BUILT_IN, "a new built-in blueprint needs an id: append it to the table"
     assert [found.name for found in fitting(SHAPES["sequence"])] == [
         name for name in blueprint_names() if name in EXPECTED["sequence"]
     ]
@@ -618,6 +621,20 @@ def test_a_name_is_taken_per_layout(own_registry: None) -> None:
     assert get_blueprint("lora", "conv1d").module is Mine
     assert get_blueprint("lora", "dense").module is dense.LowRank
     assert blueprint_names()[:12][-4] == "lora"  # and kept its place
+
+
+def test_ids_do_not_depend_on_the_order_of_registration(own_registry: None) -> None:
+    """A kind that is registered before all others, as one at the top of conv.py would be, takes the next free id."""
+    names = blueprint_names()
+    entries = [entry for by_layout in registry._REGISTRY.values() for entry in dict.fromkeys(by_layout.values())]
+    registry._REGISTRY.clear()
+    blueprint("early", "conv1d", "dense")(Mine)
+    for entry in reversed(entries):
+        blueprint(entry.name, *sorted(entry.layouts), **entry.options)(entry.module)
+    assert blueprint_names() == (*names, "early")
+    assert [found.name for found in fitting(SHAPES["dense"])] == [*EXPECTED["dense"], "early"]
+    for name in ("small-conv", "small-dense"):
+        LearnedController.load(shipped_path(name)).reset([0])  # refuses a policy whose kinds have other ids
 
 
 def test_layouts_must_exist(own_registry: None) -> None:

@@ -187,6 +187,7 @@ def test_the_smaller_of_two_slow_critics_counts() -> None:
 
 def test_every_part_of_q_learns() -> None:
     critic, rows = FactoredCritic(toy_network(32)), toy_rows()
+    torch.nn.init.orthogonal_(critic.value_output.weight)  # starts at zero: what is before it waits for a first step
     judged = critic.action_values(rows.observation, rows.masks, critic.initial_state(len(rows)))
     (judged.of(rows.action).sum() + judged.soft_maximum().sum()).backward()
     without = [name for name, p in critic.named_parameters() if p.grad is None or not bool(p.grad.any())]

@@ -82,6 +82,16 @@ def test_the_inputs_of_policy_and_teacher_stay_the_same(file: Path, cloned: Lear
     assert not all(torch.equal(p, q) for p, q in zip(ours.network.parameters(), ours.teacher.parameters(), strict=True))
 
 
+def test_a_floor_may_be_set_for_a_policy_that_had_none(file: Path) -> None:
+    """It has no weights, and it is what a run needs whose start hardly ever uses a head."""
+    ours = agent(network=replace(toy_network(), floor=0.02))
+    start_from(ours, file)
+    assert ours.network.config.floor == ours.teacher.config.floor == 0.02  # type: ignore[union-attr]
+    env = OpConditional(16, seed=3)
+    rollout(env, ours, env.reset())
+    assert ours.update().first_ratio_gap < 1e-5
+
+
 def test_the_weight_of_the_teacher_falls_to_zero() -> None:
     config = PPOConfig(teacher_kl=0.4, teacher_updates=4)
     assert [config.teacher_kl_at(update) for update in (1, 2, 3, 5, 9)] == pytest.approx([0.4, 0.3, 0.2, 0.0, 0.0])

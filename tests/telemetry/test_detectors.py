@@ -1,17 +1,20 @@
 """Each detector fires on the fault that it is for, once, and stays silent on a healthy run.
 
-Covers: R065, R110, R111, R115, R120, R131, R145, R151, R152, R157
+Covers: R058, R065, R110, R111, R115, R120, R131, R145, R151, R152, R157
 """
 
 from __future__ import annotations
 
 import json
 import random
+import re
+from dataclasses import fields
 from math import inf, nan
 
 import pytest
 from telemetry_samples import healthy, limits
 
+from esper.agent.config import PPOConfig
 from esper.agent.diagnostics import (
     ENTROPY_COLLAPSED,
     GRADIENT_DRIFT,
@@ -21,6 +24,7 @@ from esper.agent.diagnostics import (
     GradientDrift,
     LSTMHealth,
 )
+from esper.cli.train import Train
 from esper.telemetry import Anomaly, AnomalyDetector, Escalation, Event, HealthMonitor, Level, NullRecorder
 from esper.telemetry.anomalies import RECOVERY, REMINDER, Phase
 from esper.telemetry.readings import Improvement
@@ -65,6 +69,7 @@ FAULTS = {
     "clip_stalled": ({"clip_fraction": 0.0}, 39, 0.0, 1e-4),
     "value_collapse": ({"explained_variance": -0.4}, 34, -0.4, 0.0),
     "value_stuck": ({"explained_variance": 0.01}, 44, 0.01, 0.05),
+    "head_starved": ({"blueprint/live_fraction": 0.002, "return_mean": 30.0}, 34, 0.002, 0.01),
     "gradient_vanishing": ({"trunk_gradient_norm": 0.0}, 31, 0.0, 0.5e-6),
     "gradient_exploding": ({"gradient_norm": 80.0}, 30, 80.0, 50.0),
     "lstm_saturated": ({"lstm/cell_rms": 40.0}, 31, 40.0, 10.0),
@@ -196,10 +201,45 @@ def test_a_head_without_a_choice_has_no_entropy_to_lose() -> None:
         a for _ in range(10) for a in watching.check_all({"slot/entropy": 0.0, "slot/live_fraction": 0.3}, 0.5)
     ] == []
     watching.check_all({"slot/entropy": 0.9, "slot/live_fraction": 0.3}, 0.5)
-    rarely = {"slot/entropy": 0.0, "slot/live_fraction": 0.001}
-    assert [a for _ in range(10) for a in watching.check_all(rarely, 0.5)] == []
     gone = {"slot/entropy": 0.0, "slot/live_fraction": 0.3}
     assert [a.name for _ in range(10) for a in watching.check_all(gone, 0.5)] == ["entropy_collapse"]
+
+
+@pytest.mark.parametrize("entropy", [0.0, 0.9])
+def test_a_head_that_is_hardly_ever_used_is_starved(entropy: float) -> None:
+    """Whatever its entropy is: that of so few steps says nothing, and neither does their gradient."""
+    rarely = {"slot/entropy": entropy, "slot/live_fraction": 0.009, "slot/gradient_norm": 0.0}
+    watching = detector()
+    watching.check_all({"slot/entropy": 0.9, "slot/live_fraction": 0.3}, 0.5)
+    found = [a for _ in range(10) for a in watching.check_all(rarely, 0.5)]
+    assert [(a.name, a.metric) for a in found] == [("head_starved", "slot/live_fraction")]
+    unused = {"slot/entropy": 0.0, "slot/live_fraction": 0.0}  # by no operation: never had a choice
+    watching = detector()
+    assert [a for _ in range(10) for a in watching.check_all(unused, 0.5)] == []
+
+
+def test_a_run_that_has_improved_may_stop_using_a_head_late() -> None:
+    def found(phase: float, objectives: list[float]) -> list[str]:
+        watching, names = detector(), []
+        for update, objective in enumerate(objectives, start=1):
+            metrics = {"blueprint/entropy": 0.9, "blueprint/live_fraction": 0.3 if update <= 10 else 0.0}
+            names += [a.name for a in watching.check_all(metrics | {"episode/score": objective}, phase)]
+        return names
+
+    assert found(0.8, FLAT) == found(0.2, FLAT) == found(0.2, RISING) == ["head_starved"]
+    assert found(0.8, RISING) == []
+
+
+def test_advice_names_settings_that_exist() -> None:
+    """What is named as code or as an option can be set, in [ppo] or on the command line, or is a metric."""
+    settings = {field.name for field in fields(PPOConfig)}
+    options = {f"--{field.name.replace('_', '-')}" for field in fields(Train)}
+    for name, symptom in SYMPTOMS.items():
+        assert set(re.findall(r"--[a-z-]+", symptom.remedy)) <= options, name
+        named = {word for word in re.findall(r"[a-z]+_[a-z_]+", symptom.remedy) if f"`{word}`" not in symptom.remedy}
+        assert named <= settings, name
+    for name in ("entropy_collapse", "head_starved"):
+        assert "--floor" in SYMPTOMS[name].remedy
 
 
 def decided(head: str, phase: float, objectives: list[float], metric: str = "episode/score") -> list[str]:

@@ -1,6 +1,6 @@
 """Training runs on growing networks with a constructed fault: the right alarm. And none without a fault.
 
-Covers: R110, R111, R145
+Covers: R058, R110, R111, R145
 """
 
 from __future__ import annotations
@@ -9,8 +9,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+import torch
 from tiny_family import TinyFamily
 
+from esper.actions import Op
 from esper.agent.config import PPOConfig
 from esper.agent.ppo import PPOAgent
 from esper.telemetry.recorder import NullRecorder
@@ -65,7 +67,13 @@ def spoil_gradients(agent: PPOAgent) -> None:
 
 
 def reverse_entropy(agent: PPOAgent) -> None:
-    agent.config = replace(agent.config, entropy_coefficient=-1.0)
+    agent.config = replace(agent.config)
+    object.__setattr__(agent.config, "entropy_coefficient", -1.0)  # no configuration may ask for it
+
+
+def always_wait(agent: PPOAgent) -> None:
+    with torch.no_grad():
+        agent.network.op_head.out.bias[Op.WAIT] += 20.0
 
 
 @pytest.mark.parametrize(
@@ -76,8 +84,16 @@ def reverse_entropy(agent: PPOAgent) -> None:
         (freeze, 5, {"gradient_vanishing", "kl_stalled"}),
         (spoil_gradients, 3, {"skipped_steps"}),
         (reverse_entropy, 16, {"entropy_collapse"}),
+        (always_wait, 6, {"head_starved"}),
     ],
-    ids=["learning rate x 100", "learning rate 0", "frozen weights", "NaN gradient", "negative entropy coefficient"],
+    ids=[
+        "learning rate x 100",
+        "learning rate 0",
+        "frozen weights",
+        "NaN gradient",
+        "negative entropy coefficient",
+        "always WAIT",
+    ],
 )
 def test_a_fault_is_found(fault: Callable[[PPOAgent], None], updates: int, expected: set[str]) -> None:
     found = train(updates, fault)

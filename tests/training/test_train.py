@@ -21,6 +21,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from tiny_family import TinyFamily
 
 from esper.agent.actor import Actor
 from esper.agent.buffer import map_masks, map_observation
@@ -30,7 +31,11 @@ from esper.cli import main
 from esper.engine.precision import Precision
 from esper.env.growth_env import GrowthEnv
 from esper.env.reward import RewardConfig
-from esper.telemetry.recorder import StoreRecorder
+from esper.env.reward.detectors import Finding, Kind
+from esper.env.reward.traces import SeedTrace
+from esper.env.situation import SlotView
+from esper.telemetry.recorder import NullRecorder, StoreRecorder
+from esper.telemetry.records import Event
 from esper.telemetry.store import STORE_NAME, RunStore
 from esper.training.catalogue import make_controller
 from esper.training.fleet import Fleet, Play, Player, dice_for
@@ -168,6 +173,29 @@ def test_everything_is_in_the_store(uninterrupted: Path) -> None:
         assert gap < 1e-6
 
 
+@pytest.mark.parametrize("kind", ["reward_hacking", "ransomware"])
+def test_suspicions_about_seeds_reach_the_record(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With the slot, the seed and the episode that they are about (R115); here every measured seed is suspected."""
+
+    def suspect(epoch: int, slot: SlotView, trace: SeedTrace, *numbers: float, sure: bool) -> list[Finding]:
+        return [Finding(kind, epoch, slot.index, slot.path, trace.seed, slot.blueprint, 9.0, -2.0)]
+
+    class Events(NullRecorder):
+        def event(self, event: Event) -> None:
+            seen.append(event)
+
+    seen: list[Event] = []
+    monkeypatch.setattr("esper.env.reward.model.detect", suspect)
+    config = TrainConfig(task="tiny", envs=2, updates=1, evaluate_every=0)
+    assert Trainer(config, recorder=Events(), family=TinyFamily(horizon=12)).run()
+    found = [event for event in seen if event.kind == kind]
+    assert found
+    assert {event.slot for event in found} <= {"stages.0", "stages.1"}
+    assert all(event.seed is not None and event.epoch is not None and event.env in (0, 1) for event in found)
+    assert {(event.severity, event.update, event.arm) for event in found} == {("warning", 1, "train")}
+    assert "claims +9.0 points; the network gained -2.0 since it was planted" in found[0].message
+
+
 def test_a_trained_controller_grows_a_model(uninterrupted: Path) -> None:
     from esper.tasks import load_task
 
@@ -230,7 +258,7 @@ def test_runs_from_before_there_was_a_choice_of_precision_can_be_read() -> None:
         (lambda: TrainConfig(envs=0), "envs must be at least 1"),
         (lambda: TrainConfig(envs=8, draws=4), "at least as many problems"),
         (lambda: TrainConfig(reward=RewardConfig(gamma=0.9)), "set both to the same value"),
-        (lambda: TrainConfig(ppo=PPOConfig(epochs=0)), "epochs and minibatches"),
+        (lambda: TrainConfig(ppo=PPOConfig(epochs=0)), "epochs must be"),
     ],
 )
 def test_impossible_configurations_are_refused(make: Callable[[], TrainConfig], message: str) -> None:

@@ -4,6 +4,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from esper.actions import HEAD_NAMES
+from esper.config import (
+    ABOVE_0,
+    AT_LEAST_0,
+    SHARE,
+    WHOLE_AT_LEAST_0,
+    WHOLE_AT_LEAST_1,
+    WITHIN_0_AND_1,
+    Range,
+    check_number,
+)
+
 ADAM_EPSILON = 1e-5
 KL_STOP_FACTOR = 1.5
 """The update stops before a step whose KL exceeds this multiple of target_kl."""
@@ -77,20 +89,22 @@ class PPOConfig:
     compiled runs as it is, and the run's record says why."""
 
     def __post_init__(self) -> None:
-        for name, value in (("discount", self.discount), ("gae_decay", self.gae_decay)):
-            if not 0.0 <= value <= 1.0:
-                raise ValueError(f"{name} must lie in [0, 1], not {value}")
-        if self.epochs < 1 or self.minibatches < 1:
-            raise ValueError(f"epochs and minibatches must be at least 1, not {self.epochs} and {self.minibatches}")
-        if self.siblings < 1:
-            raise ValueError(f"siblings must be at least 1, not {self.siblings}")
-        if self.chunk_rows is not None and self.chunk_rows < 1:
-            raise ValueError(f"chunk_rows must be at least 1 or None, not {self.chunk_rows}")
-        if self.teacher_kl < 0.0 or self.teacher_updates < 1:
-            raise ValueError(
-                f"teacher_kl must be at least 0 and teacher_updates at least 1, not {self.teacher_kl} and "
-                f"{self.teacher_updates}"
-            )
+        for name, wanted in _RANGES.items():
+            check_number(name, getattr(self, name), wanted)
+        for name, wanted in _OPTIONAL_RANGES.items():
+            check_number(name, getattr(self, name), wanted, optional=True)
+        if len(self.head_entropy_weights) != len(HEAD_NAMES):
+            raise ValueError(f"head_entropy_weights must be four numbers, not {self.head_entropy_weights!r}")
+        for weight in self.head_entropy_weights:
+            check_number("head_entropy_weights", weight, AT_LEAST_0)
+        if not any(self.head_entropy_weights):
+            raise ValueError("head_entropy_weights must have one of them above 0; entropy_coefficient = 0 is no bonus")
+        ends = {name: getattr(self, name) for name in ("learning_rate_end", "entropy_coefficient_end")}
+        for name, end in ends.items():
+            if end is not None and self.anneal_updates == 0:
+                raise ValueError(f"{name} is never reached: set anneal_updates, the updates that it takes to get there")
+        if self.anneal_updates > 0 and set(ends.values()) == {None}:
+            raise ValueError(f"anneal_updates = {self.anneal_updates} anneals nothing: set {' or '.join(ends)}")
 
     def entropy_coefficient_at(self, update: int) -> float:
         """For update number `update`, counted from 1."""
@@ -103,6 +117,35 @@ class PPOConfig:
         return self.teacher_kl * max(0.0, 1.0 - (update - 1) / self.teacher_updates)
 
     def _annealed(self, start: float, end: float | None, update: int) -> float:
-        if end is None or self.anneal_updates < 1:
+        if end is None:
             return start
         return start + min(1.0, (update - 1) / self.anneal_updates) * (end - start)
+
+
+_RANGES: dict[str, Range] = {
+    "learning_rate": AT_LEAST_0,
+    "discount": SHARE,
+    "gae_decay": SHARE,
+    "epochs": WHOLE_AT_LEAST_1,
+    "minibatches": WHOLE_AT_LEAST_1,
+    "siblings": WHOLE_AT_LEAST_1,
+    "clip": ABOVE_0,
+    "rare_head_share": SHARE,
+    "value_coefficient": AT_LEAST_0,
+    "entropy_coefficient": AT_LEAST_0,
+    "anneal_updates": WHOLE_AT_LEAST_0,
+    "teacher_kl": AT_LEAST_0,
+    "teacher_updates": WHOLE_AT_LEAST_1,
+    "max_grad_norm": ABOVE_0,  # below 0 the clipper would turn every gradient round
+    "weight_decay": AT_LEAST_0,
+}
+_OPTIONAL_RANGES: dict[str, Range] = {
+    "learning_rate_end": AT_LEAST_0,
+    "target_kl": ABOVE_0,
+    "huber_delta": ABOVE_0,
+    "value_clip": ABOVE_0,
+    "entropy_coefficient_end": AT_LEAST_0,
+    "value_momentum": WITHIN_0_AND_1,
+    "chunk_rows": WHOLE_AT_LEAST_1,
+}
+"""Settings that None turns off."""

@@ -40,7 +40,9 @@ def start_from(agent: PPOAgent, path: str | Path) -> None:
     """
     checkpoint = load_checkpoint(path, agent.device)
     check_policy(path, checkpoint, values=True)
-    check_same_network(checkpoint.data["network"], agent.network.config)
+    # The floor has no weights: it is the run's to set.
+    floor = {"floor": agent.network.config.floor}
+    check_same_network({**checkpoint.data["network"], **floor}, agent.network.config)
     observed = tensors_under("observations/", checkpoint.tensors)
     if bool(observed) != (agent.observation_normaliser is not None):
         raise CheckpointError(f"{path}: either it or this agent normalises observations, but not both")

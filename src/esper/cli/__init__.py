@@ -56,8 +56,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if _is_interrupt(error):
             print("esper: interrupted", file=sys.stderr)
             return 130
+        from esper.telemetry.optional import PackageMissingError
+
         # Bad input ends with one line that says what, where and what to do. A person who hunts a bug wants more.
-        if not isinstance(error, ValueError | OSError | RuntimeError) or os.environ.get("ESPER_TRACEBACK"):
+        expected = (ValueError, OSError, RuntimeError, PackageMissingError)
+        if not isinstance(error, expected) or os.environ.get("ESPER_TRACEBACK"):
             raise
         print(f"esper {name}: {error}", file=sys.stderr)
         return 1

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 LEAST = {"envs": 1, "updates": 1, "seed": 0, "evaluate_every": 0, "compare_episodes": 0}
 """Options that are numbers, and the least that each may be."""
-CHANGED = (*LEAST, "task", "init", "data_dir", "text_file", "wandb")
+CHANGED = (*LEAST, "task", "init", "floor", "data_dir", "text_file", "wandb")
 """Options that replace the preset's setting of the same name."""
 CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "tensorboard", "wandb"}
 """A run may go on longer, its files may have moved, and others may watch; anything else would make it another run."""
@@ -49,6 +49,8 @@ class Train:
     """Start from a policy: small-conv, small-dense, a checkpoint (of esper clone, of esper offline), a run."""
     teacher_kl: float | None = None
     """With --init: weight of the distance to that policy in the loss; it falls to zero over 20 updates."""
+    floor: float | None = None
+    """Least probability of a legal choice in every head, 0 if not given: for runs that stop trying something."""
     reward: Literal["shaped", "simplified", "sparse", "minimal"] | None = None
     """How much the reward says before the end of an episode."""
     evaluate_every: int | None = None

@@ -132,7 +132,10 @@ class GrowthEnv:
             seen: dict[Task, Survey] = {}
             self._episodes = [self._begin(*chosen, seen) for chosen in zip(numbers, places, strict=True)]
             self._engine = self._make_engine([episode.learner for episode in self._episodes])
-            width = self.slots or max(len(episode.situation.slots) for episode in self._episodes)
+            most = max(len(episode.situation.slots) for episode in self._episodes)
+            width = self.slots or most
+            if most > width:
+                raise ValueError(f"a network has {most} slots, and observations have room for {width}: raise `slots`")
             self._encoder = Encoder(self.size, width)
             for row, episode in enumerate(self._episodes):
                 self._encoder.write(row, episode.situation)

@@ -1,7 +1,7 @@
 """GrowthEnv for everyone else's agents, as a Gymnasium environment and as a `VectorEnv`.
 
     import gymnasium, esper.env.gym
-    env = gymnasium.make("esper/Growth-v0", task="mnist1d")
+    env = gymnasium.make("esper/Growth-v0", task="mnist1d", discount=0.99)  # the agent's own γ
 
 Gymnasium has no word for masks that depend on each other (of slots on the operation, of blueprints on the slot). So
 the factored action becomes one `Discrete` number over all combinations, and its mask is exact: an agent that respects
@@ -38,6 +38,8 @@ try:
 except ImportError as error:
     raise ImportError("esper.env.gym needs gymnasium: pip install 'esper[gym]'") from error
 
+DISCOUNT = RewardConfig().gamma
+"""γ of the shaping, unless another is given."""
 Vector = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
@@ -83,7 +85,12 @@ def flatten(observation: Observation) -> Vector:
 
 
 class GrowthGymEnv(gymnasium.Env[Vector, np.int64]):
-    """One growing network. An episode is one training; every `reset` without a seed draws another problem."""
+    """One growing network. An episode is one training; every `reset` without a seed draws another problem.
+
+    `slots` is the number that the spaces have room for; None is the most that a network of this family has.
+    `discount` is the agent's own γ. Shaping pays γΦ(s′) − Φ(s), which leaves the best policy alone under that γ only:
+    set it to what the agent discounts with, or take reward="sparse", which shapes nothing.
+    """
 
     metadata: dict[str, Any] = {"render_modes": []}  # noqa: RUF012  (gymnasium's own spelling)
 
@@ -91,15 +98,23 @@ class GrowthGymEnv(gymnasium.Env[Vector, np.int64]):
         self,
         task: str = "mnist1d",
         *,
-        slots: int = 3,
+        slots: int | None = None,
         reward: Mode = "shaped",
+        discount: float = DISCOUNT,
         held_out: bool = False,
         render_mode: str | None = None,
     ) -> None:
         if render_mode is not None:
             raise ValueError(f"there is nothing to render: render_mode must be None, not {render_mode!r}")
         self.render_mode = None
-        self._env = GrowthEnv(get_family(task), 1, reward=RewardConfig(mode=reward), held_out=held_out, slots=slots)
+        family = get_family(task)
+        slots = family.slots if slots is None else slots
+        if slots < family.slots:
+            raise ValueError(
+                f"networks of {task!r} have up to {family.slots} slots: slots={slots} is too few; leave it out"
+            )
+        config = RewardConfig(mode=reward, gamma=discount)
+        self._env = GrowthEnv(family, 1, reward=config, held_out=held_out, slots=slots)
         self._actions = FlatActions(slots)
         width = len(OVERALL_FIELDS) + slots * (len(SLOT_FIELDS) + 2 * len(blueprint_names()))
         self.observation_space = spaces.Box(NOT_MEASURED, 1.0, (width,), np.float32)

@@ -27,6 +27,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.actions import BLENDS
+from esper.config import AT_LEAST_0, SHARE, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, check_number
 from esper.env.spaces import ActionMasks, Observation
 from esper.policy.distribution import (
     BLEND,
@@ -41,7 +42,9 @@ from esper.policy.recurrence import Packing, RecurrentState
 
 HIDDEN_GAIN = sqrt(2.0)
 """Orthogonal gain of layers followed by a ReLU."""
-VALUE_GAIN = 1.0
+VALUE_GAIN = 0.0
+"""The critic starts at 0 everywhere: any other start is a guess in reward units, and with small rewards it drowns the
+returns until the value loss has removed it (measured, docs/agent.md)."""
 FORGET_BIAS = 1.0
 """Initial bias of the forget gate: the cell remembers until it learns to forget."""
 
@@ -82,16 +85,26 @@ class NetworkConfig:
     """Version of the observation's fields; a checkpoint made for another layout is refused."""
 
     def __post_init__(self) -> None:
+        if self.encoder not in ("slots", "vector"):
+            raise ValueError(f"encoder must be 'slots' or 'vector', not {self.encoder!r}")
+        for name, wanted in _RANGES.items():
+            check_number(name, getattr(self, name), wanted)
         if self.encoder == "slots" and self.slot_features < 1:
             raise ValueError("the slot encoder needs slot_features >= 1; use encoder='vector' for plain vectors")
-        if self.layers < 0 or self.feature_layers < 1:
-            raise ValueError(
-                f"layers must be >= 0 and feature_layers >= 1, not {self.layers} and {self.feature_layers}"
-            )
 
     @property
     def head_width(self) -> int:
         return max(32, self.hidden // 2)
+
+
+_WIDTHS = ("overall_features", "blueprints", "blends", "slots", "hidden", "feature_layers", "slot_width", "embedding")
+_RANGES = {
+    **dict.fromkeys(_WIDTHS, WHOLE_AT_LEAST_1),
+    "slot_features": WHOLE_AT_LEAST_0,
+    "layers": WHOLE_AT_LEAST_0,
+    "policy_gain": AT_LEAST_0,
+    "floor": SHARE,
+}
 
 
 @dataclass(frozen=True, slots=True)

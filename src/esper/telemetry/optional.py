@@ -6,7 +6,7 @@ from importlib import import_module
 from typing import Any
 
 
-class PackageMissingError(RuntimeError):
+class PackageMissingError(ImportError):
     """An optional package is not installed."""
 
 

@@ -31,7 +31,7 @@ IMPROVEMENT_WINDOW = 5
 IMPROVEMENT_ERRORS = 2.0
 """Standard errors that the difference must have."""
 LEAST_LIVE = 0.01
-"""A head that took effect on a smaller share of steps has no entropy or gradient to judge."""
+"""A head that took effect on a smaller share of steps has no entropy or gradient to judge: it is starved."""
 
 
 class Phase(IntEnum):
@@ -187,16 +187,22 @@ def entropies(
     """Each head where it has a choice. A head that never showed any entropy (one slot, one blueprint) never had one.
 
     A head that is sure of itself in a run that has improved has decided; without an improvement it has collapsed. The
-    op head, which decides whether the others are ever tried, may decide late in a run only.
+    op head, which decides whether the others are ever tried, may decide late in a run only; so a head that it hardly
+    ever uses is starved until then.
     """
     for head in HEAD_NAMES:
         entropy = metrics.get(f"{head}/entropy", 0.0)
         if entropy > 0.0:
             seen_alive.add(head)
-        if head in seen_alive and metrics.get(f"{head}/live_fraction", 1.0) >= LEAST_LIVE:
-            may_decide = phase is Phase.LATE if head == "op" else phase is not Phase.WARM_UP
+        if head not in seen_alive:
+            continue
+        live, excused = metrics.get(f"{head}/live_fraction", 1.0), improved and phase is Phase.LATE
+        for reading in below("head_starved", f"{head}/live_fraction", live, LEAST_LIVE):
+            yield replace(reading, bad=False, clear=True) if excused else reading
+        if live >= LEAST_LIVE:
+            excused = improved and (phase is Phase.LATE if head == "op" else phase is not Phase.WARM_UP)
             for reading in below("entropy_collapse", f"{head}/entropy", entropy, limits.entropy(phase)):
-                yield replace(reading, bad=False, clear=True) if improved and may_decide else reading
+                yield replace(reading, bad=False, clear=True) if excused else reading
 
 
 @dataclass(slots=True)

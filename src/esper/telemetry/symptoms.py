@@ -44,7 +44,16 @@ SYMPTOMS = {
         3,
         "a head of the policy has all but stopped exploring although the run is no better than it began, and its "
         "entropy bonus has no gradient left there",
-        "raise the entropy coefficient (or that head's weight), or set the policy's probability floor",
+        "raise entropy_coefficient (or that head's weight in head_entropy_weights), or set --floor, the least "
+        "probability of a legal choice",
+    ),
+    "head_starved": Symptom(
+        "warning",
+        5,
+        "a head takes effect on so few steps that next to nothing is learnt about it: the policy has all but stopped "
+        "choosing the operations that use it",
+        "raise entropy_coefficient (or the weight of op in head_entropy_weights), or set --floor, the least "
+        "probability of a legal choice",
     ),
     "kl_spike": Symptom(
         "warning",

@@ -205,7 +205,7 @@ class Trainer:
 
 def make_agent(config: TrainConfig, steps: int, slots: int, device: str = "cpu") -> PPOAgent:
     """A fresh agent for this configuration."""
-    shape = growth_network_config()
+    shape = growth_network_config(floor=config.floor)
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(config.seed)
         network = FactoredRecurrentActorCritic(shape)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.agent.config import PPOConfig
+from esper.config import SHARE, check_number
 from esper.engine.precision import Precision
 from esper.env.reward import RewardConfig, check_gamma
 from esper.tasks.family import BoundedFamily, family_of
@@ -34,6 +35,8 @@ class TrainConfig:
     """Problems to train on, over and over; None is new ones for ever."""
     init: str | None = None
     """Checkpoint that the policy starts from; None is a fresh one. A run's folder keeps a copy."""
+    floor: float = 0.0
+    """Least probability of a legal choice, in every head: what is never tried is never learnt about."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     precision: Precision = Precision.FP32
@@ -60,6 +63,7 @@ class TrainConfig:
         for name in ("evaluate_every", "compare_episodes", "seed"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        check_number("floor", self.floor, SHARE)
         if self.draws is not None and self.draws < self.envs // self.ppo.siblings:
             needed = self.envs // self.ppo.siblings
             raise ValueError(f"a rollout needs at least as many problems as it plays ({needed}); draws is {self.draws}")

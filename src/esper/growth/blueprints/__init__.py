@@ -1,9 +1,8 @@
-"""The built-in blueprints and their registry.
+"""The built-in blueprints and their registry. Importing a module registers its blueprints; their ids are in the
+registry's table (`BUILT_IN`), so the order of the imports does not matter."""
 
-The imports below are in a fixed order on purpose: importing registers, and a policy's blueprint head counts in the
-order of registration.
-"""
-
+from esper.growth.blueprints import conv, dense, sequence
+from esper.growth.blueprints.gate import ChannelsLast, Gated, enclosed
 from esper.growth.blueprints.registry import (
     LAYOUTS,
     VISIBILITIES,
@@ -16,11 +15,6 @@ from esper.growth.blueprints.registry import (
     fitting,
     get_blueprint,
 )
-
-from esper.growth.blueprints import conv  # isort: skip
-from esper.growth.blueprints import dense  # isort: skip
-from esper.growth.blueprints import sequence  # isort: skip
-from esper.growth.blueprints.gate import ChannelsLast, Gated, enclosed  # isort: skip
 
 __all__ = [
     "LAYOUTS",

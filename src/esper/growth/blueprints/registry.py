@@ -97,7 +97,25 @@ class Blueprint:
         return self.module(**self.arguments(shape))
 
 
+BUILT_IN = (
+    "norm",
+    "squeeze_excite",
+    "depthwise",
+    "pointwise",
+    "conv",
+    "wide",
+    "bottleneck",
+    "attention",
+    "lora",
+    "lora_large",
+    "mlp_small",
+    "mlp",
+)
+"""The built-in blueprints by id. A policy's blueprint head counts by id, and checkpoints keep the names in this order:
+append, never reorder or remove. Blueprints of users get the ids after these, in the order of their registration."""
+
 _REGISTRY: dict[str, dict[Layout, Blueprint]] = {}
+"""By name, ordered by id, then by layout."""
 _Module = TypeVar("_Module", bound=type[nn.Module])
 
 
@@ -131,9 +149,18 @@ def blueprint(name: str, *layouts: Layout, **options: Any) -> Callable[[_Module]
                 "reads_mask = True and forward(self, h, mask=None)"
             )
         _REGISTRY.setdefault(name, {}).update(dict.fromkeys(layouts, entry))
+        _order_by_id()
         return module
 
     return register
+
+
+def _order_by_id() -> None:
+    """The sort is stable: what is not built in stays in the order of registration."""
+    known = {name: number for number, name in enumerate(BUILT_IN)}
+    by_id = sorted(_REGISTRY.items(), key=lambda kept: known.get(kept[0], len(BUILT_IN)))
+    _REGISTRY.clear()
+    _REGISTRY.update(by_id)
 
 
 _TRIED = SlotShape("conv2d", 8, (4, 4))
@@ -194,7 +221,7 @@ def _by_position(h: Tensor, layout: Layout) -> Tensor:
 
 
 def blueprint_names() -> tuple[str, ...]:
-    """All names, in the order of their first registration; a policy's blueprint head counts in this order."""
+    """All names by id: a policy's blueprint head counts in this order."""
     return tuple(_REGISTRY)
 
 
