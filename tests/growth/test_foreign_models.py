@@ -302,7 +302,7 @@ def test_generation_with_and_without_a_cache_never_differs() -> None:
     grown = _with_attention(plain, ["transformer.h.*"], prompt)
     without = grown.generate(prompt, use_cache=False, **settings)
     assert torch.equal(grown.generate(prompt, **settings), without)  # as it is by default
-    with pytest.raises(RuntimeError, match=r"must see all \d+ positions, but .*use_cache=False"):
+    with pytest.raises(RuntimeError, match=r"must see all positions, but .*use_cache=False"):
         grown.generate(prompt, use_cache=True, **settings)
     greedy = prompt
     for _ in range(8):

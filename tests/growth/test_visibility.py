@@ -6,6 +6,7 @@ Covers: R149
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -100,6 +101,117 @@ class Pointwise(nn.Module):
         return self.head(h if self.each else h.mean(1))
 
 
+class Chomped(nn.Module):
+    """The classic TCN: padded on both sides, and what is too much on the right is cut off again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(SYMBOLS, 8)
+        self.first, self.second = nn.Conv1d(8, 8, 3, padding=2), nn.Conv1d(8, 8, 3, padding=4, dilation=2)
+        self.head = nn.Linear(8, SYMBOLS)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(self.embed(x).transpose(1, 2))[:, :, :-2])
+        return self.head(torch.relu(self.second(h)[:, :, :-4]).transpose(1, 2))
+
+
+class Blocked(nn.Module):
+    """A causal model that pads its input to the size of its blocks."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.inner = Attending(True, True)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.inner(F.pad(x, (0, 4)))[:, : x.shape[1]]
+
+
+class Flat(nn.Module):
+    """A causal model whose outputs say little about time: flattened, after something else, or a loss alone."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.embed, self.core, self.head = (
+            nn.Embedding(SYMBOLS, 6),
+            nn.GRU(6, 6, batch_first=True),
+            nn.Linear(6, SYMBOLS),
+        )
+        self.how = how
+
+    def forward(self, x: Tensor) -> Any:
+        logits = self.head(self.core(self.embed(x))[0])
+        if self.how == "flat":
+            return logits.reshape(-1, SYMBOLS)
+        if self.how == "second":
+            return logits.mean((1, 2)), logits
+        return F.cross_entropy(logits[:, :-1].transpose(1, 2), x[:, 1:], reduction="none").mean(1)
+
+
+class Masked(nn.Module):
+    """Attention with a mask of one's own: a prefix that reads itself both ways, or blocks."""
+
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(SYMBOLS, 8), nn.Linear(8, SYMBOLS)
+        self.block = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.mask = mask
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.head(self.block(self.embed(x), src_mask=~self.mask))
+
+
+class WaveNet(nn.Module):
+    """Convolutions without padding: each output reads the inputs up to its own, and the first ones are missing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed, self.head = nn.Embedding(SYMBOLS, 8), nn.Conv1d(8, SYMBOLS, 1)
+        self.first, self.second = nn.Conv1d(8, 8, 2), nn.Conv1d(8, 8, 2, dilation=2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = torch.relu(self.first(self.embed(x).transpose(1, 2)))
+        return self.head(torch.relu(self.second(h))).transpose(1, 2)
+
+
+class Odd(nn.Module):
+    """A causal model with something that a careless probe trips over."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.embed, self.head, self.how = nn.Embedding(SYMBOLS, 6), nn.Linear(6, SYMBOLS), how
+        self.core = nn.GRU(6, 6, batch_first=True)
+        self.mask = nn.Parameter(torch.ones(TIME, TIME).tril(), requires_grad=False)
+        self.scale = nn.Parameter(torch.full((6,), 0.01))
+
+    def forward(self, x: Tensor) -> Any:
+        h = self.embed(x)
+        if how_masked := self.how == "a mask among the parameters":
+            scores = (h @ h.transpose(1, 2)).masked_fill(self.mask == 0, -torch.inf)
+            h = h + scores.softmax(-1) @ h
+        h, last = self.core(h * self.scale.sqrt() if self.how == "a root of a weight" else h)
+        logits = self.head(h)
+        assert not how_masked or logits.isfinite().all()
+        if self.how == "a banned symbol":
+            logits = logits + torch.tensor([-torch.inf] + [0.0] * (SYMBOLS - 1))
+        if self.how == "a dropped prompt":
+            return logits[:, 4:]
+        return {"state": last[0], "logits": logits} if self.how == "state first" else logits
+
+
+ODD = ("a mask among the parameters", "a root of a weight", "a banned symbol", "a dropped prompt", "state first")
+
+
+def prefix() -> Tensor:
+    mask = torch.ones(TIME, TIME, dtype=torch.bool).tril()
+    mask[:, :5] = True
+    return mask
+
+
+def blocks() -> Tensor:
+    number = torch.arange(TIME) // 3
+    return number[:, None] >= number
+
+
 class Windows(nn.Module):
     """Positions are mixed within windows of a size, both ways."""
 
@@ -189,6 +301,15 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, str
     "each by itself": (lambda: Pointwise(True), symbols, {"layer": "causal"}),
     "each by itself, pooled": (lambda: Pointwise(False), symbols, {"layer": "both"}),
     "vit": (Patches, images, {"block": "both", "cut": "both"}),
+    "tcn, chomped": (Chomped, symbols, {"first": "causal", "second": "causal", "embed": "causal"}),
+    "padded to blocks": (Blocked, symbols, {"inner.block": "causal", "inner.embed": "causal"}),
+    "flat outputs": (lambda: Flat("flat"), symbols, {"embed": "causal", "core": "causal"}),
+    "outputs second": (lambda: Flat("second"), symbols, {"embed": "causal", "core": "causal"}),
+    "a loss for each": (lambda: Flat("loss"), symbols, {"embed": "causal", "core": "causal"}),
+    "prefix": (lambda: Masked(prefix()), symbols, {"embed": "causal", "block": "causal"}),
+    "causal blocks": (lambda: Masked(blocks()), symbols, {"embed": "causal", "block": "causal"}),
+    "wavenet": (WaveNet, symbols, {"embed": "causal", "first": "causal", "second": "causal"}),
+    **{how: (partial(Odd, how), symbols, {"embed": "causal", "core": "causal"}) for how in ODD},
     "windows of 3": (lambda: Windows(3), steps, {"out": "both"}),
     "windows of 6": (lambda: Windows(6), steps, {"out": "both"}),
     "pixel cnn": (
@@ -252,9 +373,12 @@ def _later_changed(x: Tensor) -> Tensor:
     return x
 
 
-def _unmoved(a: Tensor, b: Tensor) -> int:
+def _unmoved(a: Any, b: Any) -> int:
     """How many numbers of the output a change did not move."""
-    return int((a == b).sum())
+    if isinstance(a, dict):
+        a, b = tuple(a.values()), tuple(b.values())
+    pairs = zip(a, b, strict=True) if isinstance(a, tuple) else [(a, b)]
+    return sum(int((x == y).sum()) for x, y in pairs)
 
 
 def _plant(model: GrowingModel, slot: int, blueprint: str, blend: str = "gated") -> None:
@@ -341,21 +465,127 @@ def test_built_in_problems_mean_what_they_always_meant(family: str) -> None:
 # -- masks and caches ---------------------------------------------------------------------------------------------
 
 
+def test_a_vector_of_an_autoregressive_model_is_refused() -> None:
+    class Made(nn.Module):
+        """Each output reads the inputs before it."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(6, 6)
+
+        def forward(self, x: Tensor) -> Tensor:
+            mask = torch.ones(6, 6).tril(-1)
+            return F.linear(x, self.layer.weight * mask)
+
+    made = nn.Sequential(Made(), nn.Tanh())
+    with pytest.raises(AttachError, match="slot '1' is a vector whose entries stand for positions of an autoregress"):
+        attach(made, ["1"], torch.randn(4, 6))
+    attach(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), ["1"], torch.randn(4, 6))
+
+
+def test_a_series_of_one_step_is_asked_about() -> None:
+    host = Recurrent(nn.GRU, False, True)
+    with pytest.raises(AttachError, match="give an example with several positions, or pass visibility='causal'"):
+        attach(host, ["core"], steps()[:, :1])
+
+
+class Padded(nn.Module):
+    """Told what is padding, in one way or another; `layer` is told it by torch's name for it, or by none."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.embed, self.conv = nn.Embedding(SYMBOLS, 8), nn.Conv1d(8, 8, 3, padding=1)
+        self.core, self.head = nn.GRU(8, 8, batch_first=True), nn.Linear(8, 3)
+        self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+        self.how = how
+
+    def forward(self, x: Tensor, hidden: Tensor) -> Tensor:
+        h = self.conv(self.embed(x).transpose(1, 2)).transpose(1, 2)
+        if self.how == "packed":
+            packed = nn.utils.rnn.pack_padded_sequence(h, (~hidden).sum(1), batch_first=True, enforce_sorted=False)
+            h = nn.utils.rnn.pad_packed_sequence(self.core(packed)[0], batch_first=True, total_length=x.shape[1])[0]
+        mask = None if self.how == "packed" else hidden
+        return self.head(self.layer(h, src_key_padding_mask=mask).mean(1))
+
+
+@pytest.mark.parametrize(("how", "path"), [("inside", "embed"), ("inside", "conv"), ("packed", "embed")])
+def test_where_padding_cannot_be_read_seeds_read_single_positions(how: str, path: str) -> None:
+    example = (symbols(), torch.zeros(4, TIME, dtype=torch.bool))
+    model = attach(Padded(how).eval(), [path, "layer"], example)
+    assert {slot.path: slot.shape.visibility for slot in model.slots}[path] == "position"
+    if how == "inside":
+        assert model.slots[-1].shape.visibility == "both"  # the layer gets the mask
+
+
+class Named(nn.Module):
+    """Attention pooled over what a mask shows, by names and in senses of one's own."""
+
+    def __init__(self, shown: bool) -> None:
+        super().__init__()
+        self.embed, self.block, self.head = nn.Embedding(SYMBOLS, 8), Pool(), nn.Linear(8, 3)
+        self.shown = shown
+
+    def forward(self, x: Tensor, attention_mask: Tensor) -> Tensor:
+        keep = attention_mask if self.shown else 1 - attention_mask
+        h = self.block(self.embed(x), attention_mask=attention_mask)
+        return self.head((h * keep[..., None]).sum(1) / keep.sum(1, keepdim=True).clamp(min=1))
+
+
+class Pool(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, h: Tensor, attention_mask: Tensor) -> Tensor:
+        return self.layer(h)
+
+
+def test_a_mask_that_hides_what_it_should_show_is_not_believed() -> None:
+    for shown, expected in ((True, "both"), (False, "position")):
+        mask = torch.full((4, TIME), int(shown))
+        model = attach(Named(shown).eval(), ["block"], {"x": symbols(), "attention_mask": mask})
+        assert model.slots[0].shape.visibility == expected
+
+
+def test_square_masks_and_two_masks_are_not_taken_for_padding() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, h: Tensor, attention_mask: Tensor, key_padding_mask: Tensor | None = None) -> Tensor:
+            return self.layer(h)
+
+    class Host(nn.Module):
+        def __init__(self, both: bool) -> None:
+            super().__init__()
+            self.embed, self.block, self.head, self.both = nn.Embedding(SYMBOLS, 8), Block(), nn.Linear(8, 3), both
+
+        def forward(self, x: Tensor) -> Tensor:
+            padding = torch.zeros_like(x, dtype=torch.bool)
+            square = torch.ones(x.shape[1], x.shape[1], dtype=torch.bool)
+            h = self.embed(x)
+            return self.head(self.block(h, ~padding, padding).mean(1) if self.both else self.block(h, square).mean(1))
+
+    for both in (False, True):
+        assert attach(Host(both).eval(), ["block"], symbols()).slots[0].shape.visibility == "position"
+
+
 def test_padding_masks_of_torch_layers_reach_the_seed() -> None:
-    class Padded(nn.Module):
+    class Layered(nn.Module):
         def __init__(self) -> None:
             super().__init__()
             self.embed = nn.Embedding(SYMBOLS, 8)
             self.layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
             self.head = nn.Linear(8, 3)
 
-        def forward(self, x: Tensor, padding_mask: Tensor) -> Tensor:
-            return self.head(self.layer(self.embed(x), src_key_padding_mask=padding_mask))
+        def forward(self, x: Tensor, src_key_padding_mask: Tensor) -> Tensor:
+            return self.head(self.layer(self.embed(x), src_key_padding_mask=src_key_padding_mask))
 
     x = symbols()
     padding = torch.zeros(4, TIME, dtype=torch.bool)
     padding[:, 8:] = True
-    model = attach(Padded().eval(), ["embed", "layer"], (x, padding))
+    model = attach(Layered().eval(), ["embed", "layer"], (x, padding))
     sees = {slot.path: slot.shape.visibility for slot in model.slots}
     assert sees == {"embed": "position", "layer": "both"}  # the embedding is not told what is padding
     _plant(model, 1, "attention")

@@ -6,7 +6,6 @@ plain data that rebuilds the network), and for Esper's own hosts `model.py` (see
 
 from __future__ import annotations
 
-import copy
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -21,7 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.files import write_whole
 from esper.growth.model import GrowingModel, planted_modules
-from esper.growth.plain import ExportError, grafts_of, output_gap, plain_model
+from esper.growth.plain import ExportError, copied, grafts_of, output_gap, plain_model
 from esper.growth.probe import arguments, untouched, with_batch
 from esper.growth.program import trace
 from esper.growth.saved import FORMAT, FORMAT_VERSION, LoadError, assemble, load
@@ -78,7 +77,7 @@ def save(
         raise ExportError(
             f"seeds still grow in this {type(model).__name__} (at {planted[0]}): save the GrowingModel that holds it"
         )
-    plain = plain_model(model, unfinished=unfinished) if isinstance(model, GrowingModel) else copy.deepcopy(model)
+    plain = plain_model(model, unfinished=unfinished) if isinstance(model, GrowingModel) else copied(model)
     plain.eval()
     warnings = _check_example(plain, example)
     if isinstance(model, GrowingModel) and unfinished == "keep":

@@ -55,17 +55,24 @@ def graft(model: nn.Module, places: list[tuple[str, nn.Module, float, dict[str, 
         for holder, name in holders:
             holder._modules[name] = grafted
         if grafted.inputs:  # a seed that reads other positions: generation must show it all of them, see `readable`
-            for config in (getattr(model, name, None) for name in ("config", "generation_config")):
-                if config is not None and getattr(config, "use_cache", None):
-                    config.use_cache = False
+            for part in model.modules():
+                for config in (getattr(part, "config", None), getattr(part, "generation_config", None)):
+                    if config is not None and getattr(config, "use_cache", None):
+                        config.use_cache = False
 
 
-MASKS = ("attention_mask", "key_padding_mask", "src_key_padding_mask", "padding_mask")
-"""What modules call a mask that says which positions are padding."""
+MASKS = ("attention_mask", "key_padding_mask", "src_key_padding_mask")
+"""What modules call a mask that says which positions are padding, in transformers (1 is shown) and torch (1 is not)."""
+
+
+CACHES = ("past_key_values", "past_key_value", "layer_past")
+"""What modules call the key-value cache of generation."""
 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:
-    """The names of a module's inputs, in their order."""
+    """The names of a module's inputs, in their order; of something grafted, of the host's module inside."""
+    while isinstance(module, Grafted):
+        module = module.host
     return tuple(inspect.signature(module.forward).parameters)
 
 
@@ -77,19 +84,23 @@ def readable(
     A key-value cache that stands for positions that `h` does not show is refused: the seed has no such cache.
     """
     given = {**dict(zip(names, args, strict=False)), **kwargs}
-    for value in given.values():
-        cached = getattr(value, "get_seq_length", None)
-        if cached is not None and cached() > h.shape[1]:
+    for name, value in given.items():
+        length = getattr(value, "get_seq_length", None)
+        past = name in CACHES and isinstance(value, tuple | list) and len(value) > 0
+        if past or (length is not None and length() > h.shape[1]):
             raise RuntimeError(
-                f"an attention seed grew here and must see all {cached()} positions, but with the key-value cache it "
-                f"is shown {h.shape[1]}: generate with use_cache=False"
+                f"an attention seed grew here and must see all positions, but with the key-value cache it is shown "
+                f"{h.shape[1]}: generate with use_cache=False"
             )
     for name in MASKS:
         mask = given.get(name)
         if isinstance(mask, torch.Tensor) and mask.dim() > 1:
-            # Numbers are added to scores (so very negative is hidden) or, one per position, are 1 for what counts.
-            added = mask.is_floating_point() and (mask.dim() > 2 or "padding" in name)
-            shown = mask > -1e4 if added else (mask != 0) ^ ("padding" in name)
+            if mask.is_floating_point():  # added to scores, so very negative is hidden; or 1 for what is shown
+                shown = mask > -1e4
+                if mask.dim() == 2 and name == "attention_mask":
+                    shown = torch.where((mask > 0).any(), mask > 0, shown)
+            else:
+                shown = (mask != 0) ^ (mask.dim() == 2 and "padding" in name)
             return shown.reshape(shown.shape[0], *[1] * (4 - shown.dim()), *shown.shape[1:])[:, :1]
     return None
 

@@ -49,7 +49,7 @@ def find_layout(
     if output.dim() not in _FIRST:
         raise AttachError(f"slot {path!r} gives {output.dim()} axes; slots of 2, 3 or 4 axes can grow")
     first, last = ("conv1d", "sequence") if output.dim() == 3 else ("conv2d", "channels_last")
-    found = _first_that_say(_witnesses(module, output, calls))
+    found = _nearest(_evidence(module, output, calls))
     if len(found) != 1:
         how = "disagree about" if found else "do not say"
         raise AttachError(
@@ -69,35 +69,36 @@ def _named(path: str, name: str, output: Tensor) -> tuple[Layout, bool]:
     return layout, channels_last
 
 
-def _first_that_say(levels: Iterable[Iterable[_Where | None]]) -> set[_Where]:
-    """What the nearest witnesses say, of those that say anything."""
+def _nearest(levels: Iterable[Iterable[_Where | None]]) -> set[_Where]:
+    """The nearest evidence, of layers that give any."""
     for level in levels:
-        if said := {where for where in level if where is not None}:
-            return said
+        if found := {where for where in level if where is not None}:
+            return found
     return set()
 
 
-def _witnesses(slot: nn.Module, output: Tensor, calls: dict[nn.Module, Call]) -> Iterator[list[_Where | None]]:
-    """What single layers say, the most reliable first."""
-    makers = [_says(m, output) for m, call in calls.items() if _first(call.output) is output]
-    takers = [_says(m, output) for m, call in calls.items() if any(value is output for value in call.args)]
+def _evidence(slot: nn.Module, output: Tensor, calls: dict[nn.Module, Call]) -> Iterator[list[_Where | None]]:
+    """Where single layers of tensors of this very shape have their channels, the most reliable ones first."""
+    makers = [_channels_of(m, output) for m, call in calls.items() if _first(call.output) is output]
+    takers = [_channels_of(m, output) for m, call in calls.items() if any(value is output for value in call.args)]
     yield makers + takers
     inside = set(slot.modules())
-    yield [_says(m, output) for m, call in calls.items() if m in inside and _shape(call.output) == output.shape]
+    yield [_channels_of(m, output) for m, call in calls.items() if m in inside and _shape(call.output) == output.shape]
     order = list(calls)
-    after = order[order.index(slot) + 1 :]
-    before = [m for m in reversed(order[: order.index(slot)]) if m not in inside]
-    yield [next((said for m in near if (said := _says(m, output))), None) for near in (after, before)]
+    place = order.index(slot)
+    before = [m for m in reversed(order[:place]) if m not in inside and _shape(calls[m].output) == output.shape]
+    after = [m for m in order[place + 1 :] if any(_shape(value) == output.shape for value in calls[m].args)]
+    yield [next((found for m in near if (found := _channels_of(m, output))), None) for near in (before, after)]
 
 
-def _says(layer: nn.Module, tensor: Tensor) -> _Where | None:
+def _channels_of(layer: nn.Module, tensor: Tensor) -> _Where | None:
     """Where this layer has its channels, if it works on tensors like this one."""
     if isinstance(layer, _FIRST[tensor.dim()]):
         return "first" if tensor.shape[1] in _widths(layer) else None
     kind = type(layer).__mro__[is_parametrized(layer)]  # a parametrised layer is a subclass made for it
     if kind in _LAST or (tensor.dim() == 3 and isinstance(layer, _LAST_OF_A_SEQUENCE)):
         return "last" if tensor.shape[-1] in _widths(layer) else None
-    if isinstance(layer, _LAST) and tensor.shape[1] != tensor.shape[-1]:  # a norm of somebody's: only its size speaks
+    if isinstance(layer, _LAST) and tensor.shape[1] != tensor.shape[-1]:  # a norm of the user's own: by its size
         return "first" if tensor.shape[1] in _widths(layer) else "last" if tensor.shape[-1] in _widths(layer) else None
     return None
 
@@ -122,4 +123,4 @@ def _first(output: Any) -> Any:
 
 def _shape(output: Any) -> Any:
     tensor = _first(output)
-    return tensor.shape if isinstance(tensor, Tensor) else None
+    return tensor.shape if isinstance(tensor, Tensor) and not tensor.is_nested else None

@@ -1,40 +1,32 @@
-"""What each position of a slot may read, found by trying, so that a seed lets through only what its host does.
+"""What each position of a slot may read, so that a seed lets through only what its host does.
 
-The later part of the example is changed, then the earlier part: which positions of the slot, and of the output at the
-end, follow? If nothing later ever reaches an earlier position, in the slot and at the end, the slot is *causal*, and a
-seed that looked both ways would show the network what it is to predict.
+In a causal network a seed that looked at later positions would show it what it is to predict. Whether the network is
+causal is found by trying (`flow.py`), for each axis of each input, from the outputs at the end:
 
-    earlier positions of the slot follow the later part                      both
-    they do not, and neither do the outputs at the end                       causal
-    the output has no positions (a class, say), and the slot mixes
-      positions in one direction, one for one with the input                 causal
-    the output has no positions, and the slot mixes none, or coarsely        both: there is no future to leak
+    information flows forwards only                                          causal
+    both ways                                                                both
+    not at all, position by position                                         causal, to be safe
+    the outputs have no positions (a class, say)                             causal if forwards only inside, else both
 
-It is tried with noise on the weights, because a fresh network may hide what it does behind a layer of zeros.
+A slot is concerned by the axes that reach it. Whether a causal seed there keeps the outputs causal is tried as well.
+Where it does not, where the module does not get the masks or the cache that a seed must respect, and in feature maps of
+causal networks, a seed reads single positions.
 """
 
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import functional_call
-from torch.utils._pytree import tree_leaves
+from torch.nn.utils.rnn import PackedSequence
 
 from esper.growth.blueprints import VISIBILITIES, SlotShape, Visibility
-from esper.growth.graft import MASKS, argument_names
+from esper.growth.flow import END, Flow, Mixer, Passes
+from esper.growth.graft import CACHES, MASKS, argument_names
 from esper.growth.probe import AttachError, Probe, arguments, untouched, with_batch
-
-UNCHANGED = 1e-6
-"""Differences below this share of the largest value are rounding."""
-LEAST_NOISE = 0.02
-"""Standard deviation of the noise on weights that are all zero."""
-CACHES = ("past_key_values", "past_key_value", "layer_past")
-"""What modules call the key-value cache of generation."""
 
 
 def find_visibility(
@@ -48,17 +40,25 @@ def find_visibility(
     found: dict[str, Visibility] = {}
     for path, shape in shapes.items():
         word = _asked(path, asked)
-        if shape.layout == "dense":
-            found[path] = "both"  # it has no positions
-        elif word is not None:
-            found[path] = "position" if word == "causal" and shape.layout == "conv2d" else word
+        if word is not None:
+            found[path] = _for_layout(word, shape)
     unknown = {path: shape for path, shape in shapes.items() if path not in found}
     if unknown:
         found |= _tried(model, example, unknown)
-        for path in unknown:
-            if shapes[path].layout == "sequence" and not _shows_all(model, path, seen):
+        trusted = _masks_mean_what_they_are_called(model, example, seen)
+        for path, shape in unknown.items():
+            if shape.layout in ("sequence", "conv1d") and not _shows_all(
+                model, path, shape, found[path], seen, trusted
+            ):
                 found[path] = "position"
     return found
+
+
+def _for_layout(word: Visibility, shape: SlotShape) -> Visibility:
+    """A vector has no positions; a map has no causal seeds but those that read one position."""
+    if shape.layout == "dense":
+        return "both"
+    return "position" if word == "causal" and shape.layout == "conv2d" else word
 
 
 def _asked(path: str, asked: str | Mapping[str, str] | None) -> Visibility | None:
@@ -71,7 +71,12 @@ def _asked(path: str, asked: str | Mapping[str, str] | None) -> Visibility | Non
     return None
 
 
-def _shows_all(model: nn.Module, path: str, seen: Probe) -> bool:
+# -- masks and caches ---------------------------------------------------------------------------------------------
+
+
+def _shows_all(
+    model: nn.Module, path: str, shape: SlotShape, visibility: Visibility, seen: Probe, trusted: bool
+) -> bool:
     """Whether the slot's module is given what a seed must respect: the host's padding masks and key-value cache.
 
     A seed reads these off the inputs of its module, for an exported model has nothing else. Where the host has one and
@@ -79,9 +84,48 @@ def _shows_all(model: nn.Module, path: str, seen: Probe) -> bool:
     """
     module = model.get_submodule(path)
     given = {*argument_names(module), *seen.passes[1][module].kwargs}
-    masked = any(isinstance(seen.passes[1][model].inputs(model).get(name), Tensor) for name in MASKS)
-    cached = getattr(getattr(model, "config", None), "use_cache", None) is not None
-    return (not masked or not given.isdisjoint(MASKS)) and (not cached or not given.isdisjoint(CACHES))
+    # What looks both ways cannot be generated step by step, so no cache stands for its past.
+    caches = any(getattr(getattr(m, "config", None), "use_cache", None) is not None for m in model.modules())
+    if caches and visibility == "causal" and given.isdisjoint(CACHES):
+        return False
+    inputs = seen.passes[1][module].inputs(module)
+    own = any(name in MASKS and isinstance(value, Tensor) for name, value in inputs.items())
+    if not own and not _is_masked(seen):
+        return True
+    return trusted and shape.layout == "sequence" and _reads_its_mask(module, shape, seen)
+
+
+def _masks_mean_what_they_are_called(model: nn.Module, example: Any, seen: Probe) -> bool:
+    """Tried where it can be: does an `attention_mask` of the model itself hide what is 0?"""
+    if not _is_masked(seen):
+        return True
+    with untouched(model), torch.no_grad():
+        return not Passes(model, with_batch(example, 2)).reads_hidden("attention_mask")
+
+
+def _is_masked(seen: Probe) -> bool:
+    """Whether any module is told what is padding: by a mask, or by a packed sequence."""
+    for module, call in seen.passes[1].items():
+        for name, value in call.inputs(module).items():
+            square = isinstance(value, Tensor) and value.dim() == 2 and value.shape[0] == value.shape[1] != 3
+            if isinstance(value, PackedSequence) or (isinstance(value, Tensor) and "mask" in name and not square):
+                return True
+    return False
+
+
+def _reads_its_mask(module: nn.Module, shape: SlotShape, seen: Probe) -> bool:
+    """Whether the module gets one mask, with a row for each example and a column for each position of the slot."""
+    names = {*argument_names(module), *seen.passes[1][module].kwargs} & set(MASKS)
+    masks = [
+        (value, batch)
+        for calls, batch in zip(seen.passes, (2, 3), strict=True)
+        for name, value in calls[module].inputs(module).items()
+        if name in MASKS and isinstance(value, Tensor)
+    ]
+    one_each = len({id(value) for value, _ in masks}) <= len(seen.passes)
+    fits = all(v.shape[0] in (1, batch) and v.dim() > 1 and v.shape[-1] == shape.sizes[0] for v, batch in masks)
+    square = any(v.dim() == 2 and v.shape[0] != batch for v, batch in masks)
+    return bool(names) and one_each and fits and not square
 
 
 # -- trying it out ------------------------------------------------------------------------------------------------
@@ -91,145 +135,84 @@ def _tried(model: nn.Module, example: Any, shapes: Mapping[str, SlotShape]) -> d
     found: dict[str, Visibility] = dict.fromkeys(shapes, "both")
     problem, tried = "no input has several positions", 0
     with untouched(model), torch.no_grad():
-        run = _Runs(model, shapes)
-        example = with_batch(example, 2)
-        plain = run(example)
-        for late, early, axis in _changes(example):
-            try:
-                passes = _Passes(plain, [run(x) for x in late], run(early), axis)
-            except Exception as error:  # an input that must keep its values, such as an index of some kind
-                problem = str(error).strip().partition("\n")[0][:200]
+        passes = Passes(model, with_batch(example, 2))
+        for number, flow in enumerate(passes.flows()):
+            if isinstance(flow, Exception):
+                problem = str(flow).strip().partition("\n")[0][:200]
                 continue
             tried += 1
-            for path, shape in shapes.items():
-                if found[path] == "both":
-                    found[path] = passes.judge(path, shape)
-    if not tried:
+            if _is_causal(flow):
+                concerned = {path: shape for path, shape in shapes.items() if flow.reaches(path)}
+                for path, seen in _causal(passes, number, flow, concerned).items():
+                    found[path] = min(found[path], seen, key=list(VISIBILITIES).index)
+    with_positions = [path for path, shape in shapes.items() if shape.layout != "dense"]
+    short = [path for path in with_positions if shapes[path].sizes == (1,) and _has_single_positions(example)]
+    if (with_positions and not tried) or short:
         raise AttachError(
-            f"it cannot be seen which positions of {', '.join(shapes)} read which ({problem}): pass "
-            "visibility='causal' if no position may read a later one, else visibility='both'"
+            f"it cannot be seen which positions of {', '.join(short or with_positions)} read which ({problem}): give "
+            "an example with several positions, or pass visibility='causal' if no position may read a later one, else "
+            "visibility='both'"
         )
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class _Axis:
-    """An axis of an input, and where it is cut in two: twice, because a window may end at one of these places."""
-
-    length: int
-
-    @property
-    def cuts(self) -> list[int]:
-        return sorted({max(1, self.length // 2), min(self.length - 1, self.length // 2 + 1)})
-
-
-@dataclass(frozen=True, slots=True)
-class _Passes:
-    """What the slots and the end gave: for the example, with its later part changed, and with its earlier part."""
-
-    plain: dict[str, Tensor]
-    late: list[dict[str, Tensor]]
-    """For each cut."""
-    early: dict[str, Tensor]
-    """For the first cut."""
-    axis: _Axis
-
-    def judge(self, path: str, shape: SlotShape) -> Visibility:
-        if not any(self._one_way(path, axis) for axis in range(1, 1 + len(shape.sizes))):
-            return "both"
-        at_end = any(self._one_way("", axis) for axis in range(1, self.plain[""].dim()))
-        if shape.layout == "conv2d":
-            return "position" if at_end else "both"  # a map has no causal form but seeds that read one position
-        if at_end:
-            return "causal"
-        later = _follows(self.plain[path], self.early[path], 1)[self._boundary(shape.sizes[0], self.axis.cuts[0]) :]
-        return "causal" if bool(later.any()) and shape.sizes[0] == self.axis.length else "both"
-
-    def _one_way(self, where: str, axis: int) -> bool:
-        """Whether later positions of the axis follow a change of the later part, and earlier ones never do."""
-        for after, cut in zip(self.late, self.axis.cuts, strict=True):
-            follows = _follows(self.plain[where], after[where], axis)
-            boundary = self._boundary(len(follows), cut)
-            if boundary == 0 or bool(follows[:boundary].any()) or not bool(follows[boundary:].any()):
-                return False
+def _is_causal(flow: Flow) -> bool:
+    """Whether the network lets this axis flow forwards only; see the table above."""
+    at_end = flow.across(END)
+    if any(across.one_way for across in at_end):
         return True
-
-    def _boundary(self, positions: int, cut: int) -> int:
-        """The first of so many positions that may belong to the later part of the input."""
-        return positions * cut // self.axis.length
-
-
-def _follows(plain: Tensor, changed: Tensor, axis: int) -> Tensor:
-    """[positions]: which positions of the axis are not what they were."""
-    gap = (changed - plain).abs().movedim(axis, 0).flatten(1).amax(1)
-    return ~(gap <= UNCHANGED * plain.abs().max())  # NaN counts as changed
+    with_positions = [across for across in at_end if across.one_for_one]
+    if with_positions:
+        return all(across.nothing for across in with_positions)
+    return any(across.one_way for name in flow.inside for across in flow.across(name))
 
 
-class _Runs:
-    """Passes with the same noise on the weights and the same random numbers."""
-
-    def __init__(self, model: nn.Module, shapes: Mapping[str, SlotShape]) -> None:
-        self.model, self.shapes = model, shapes
-        torch.manual_seed(0)
-        self.weights = {
-            name: p + torch.randn_like(p) * max(LEAST_NOISE, 0.5 * float(p.float().square().mean().sqrt()))
-            for name, p in model.named_parameters()
-            if p.is_floating_point() and p.numel() > 0
-        }
-
-    def __call__(self, example: Any) -> dict[str, Tensor]:
-        """What each slot gave, as [batch, positions…, channels], and by "" the output at the end."""
-        kept: dict[str, Tensor] = {}
-        handles = [
-            self.model.get_submodule(path).register_forward_hook(
-                lambda module, args, output, path=path: kept.update({path: output})
+def _causal(passes: Passes, number: int, flow: Flow, shapes: Mapping[str, SlotShape]) -> dict[str, Visibility]:
+    """What a seed may read at these slots of a causal network: earlier positions, if the outputs stay causal then."""
+    at_end = [across for across in flow.across(END) if across.one_way]
+    autoregressive = bool(at_end)
+    found: dict[str, Visibility] = {
+        path: "position"  # a map has no causal form but seeds that read one position
+        for path, shape in shapes.items()
+        if shape.layout == "conv2d" and any(across.one_for_one for across in at_end)
+    }
+    mixers = {
+        path: _mixer(shape)
+        for path, shape in shapes.items()
+        if shape.layout in ("sequence", "conv1d") or (shape.layout == "dense" and autoregressive)
+    }
+    if all(shape.layout != "dense" for shape in shapes.values()) and _stay_causal(passes, number, mixers):
+        return found | dict.fromkeys(mixers, "causal")  # all at once, which is most often so
+    for path, mixer in mixers.items():
+        stays = _stay_causal(passes, number, {path: mixer})
+        if shapes[path].layout != "dense":
+            found[path] = "causal" if stays else "position"
+        elif not stays:
+            raise AttachError(
+                f"slot {path!r} is a vector whose entries stand for positions of an autoregressive model: what grows "
+                "there would mix them, and show the model what it is to predict; choose another slot"
             )
-            for path in self.shapes
-        ]
-        args, kwargs = arguments(example)
-        torch.manual_seed(0)
-        try:
-            outputs = functional_call(self.model, self.weights, args, kwargs)
-        finally:
-            for handle in handles:
-                handle.remove()
-        for path, shape in self.shapes.items():
-            h: Any = kept[path]
-            h = (h if isinstance(h, Tensor) else h[0]).double()
-            kept[path] = h if shape.layout == "sequence" or shape.channels_last else h.movedim(1, -1)
-        leaves = [leaf for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor) and leaf.dim() > 0]
-        kept[""] = next((leaf for leaf in leaves if leaf.is_floating_point()), torch.zeros(1)).double()
-        return kept
+    return found
 
 
-def _changes(example: Any) -> Iterator[tuple[list[Any], Any, _Axis]]:
-    """For every axis of every input: the example with its later part changed, for each cut, and with its earlier."""
+def _stay_causal(passes: Passes, number: int, mixers: Mapping[str, Mixer]) -> bool:
+    (mixed,) = passes.flows(mixers, only=number)
+    return isinstance(mixed, Flow) and _is_causal(mixed)
+
+
+def _mixer(shape: SlotShape) -> Mixer:
+    """A stand-in for a causal seed: each position gets the mean of those before it; a vector, of all its entries."""
+    if shape.layout == "dense":
+        return lambda h: h + h.mean(-1, keepdim=True)
+    axis = 1 if shape.layout == "sequence" else 2
+
+    def mix(h: Tensor) -> Tensor:
+        count = torch.arange(1, h.shape[axis] + 1, device=h.device, dtype=h.dtype)
+        return h + h.cumsum(axis) / (count[:, None] if axis == 1 else count)
+
+    return mix
+
+
+def _has_single_positions(example: Any) -> bool:
     args, kwargs = arguments(example)
-    given: dict[Any, Any] = {**kwargs} if kwargs else {**dict(enumerate(args))}
-    for key, value in given.items():
-        if not isinstance(value, Tensor) or value.is_complex() or key in MASKS:
-            continue
-        for number in range(1, value.dim()):
-            if value.shape[number] == 1:
-                continue
-            axis = _Axis(value.shape[number])
-            parts = [*(slice(cut, None) for cut in axis.cuts), slice(None, axis.cuts[0])]
-            changed = [{**given, key: _changed(value, number, part)} for part in parts]
-            *late, early = changed if kwargs else [tuple(one.values()) for one in changed]
-            yield late, early, axis
-
-
-def _changed(value: Tensor, axis: int, part: slice) -> Tensor:
-    """Other values in a part of an axis; symbols become other symbols of the example."""
-    where = (slice(None),) * axis + (part,)
-    old, new = value[where], value.clone()
-    if value.is_floating_point():
-        spread = float(value.float().std()) if value.numel() > 1 else 0.0
-        new[where] = old + (spread or 1.0) * torch.randn_like(old)
-    elif value.dtype == torch.bool:
-        new[where] = ~old
-    else:
-        least, most = (int(bound) for bound in torch.aminmax(value))
-        other = most if most > least else least + 1 if least == 0 else least - 1
-        new[where] = torch.where(old == least, other, least)
-    return new
+    return any(isinstance(v, Tensor) and 1 in v.shape[1:] for v in (*args, *kwargs.values()))

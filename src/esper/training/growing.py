@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -129,14 +128,14 @@ def grow(
     check_exportable(learners[0].model, example)
     if control:
         other, _, _ = as_feed(host, train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
-        learners.append(learner(copy.deepcopy(host), other))
+        learners.append(learner(copied(host), other))
     test = None if held_out is None else evaluation_batches(held_out, where, feed, objective.classes, objective.ignored)
     before = outlook(learners[0].model, decider, epochs, rent, constant=objective.constant)
     modes = {module: module.training for module in host.modules()}
     try:
         return run_growth(learners, before, example, test, seed, on_epoch, warn_user)
     finally:  # however it ended, a host that is the user's own is theirs again
-        learners[0].model.detach()
+        learners[0].model.detach().zero_grad(set_to_none=True)
         for module, training in modes.items():
             module.training = training
 

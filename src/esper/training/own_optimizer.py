@@ -35,7 +35,7 @@ def make_optimizer(factory: MakeOptimizer | None, model: nn.Module) -> Optimizer
         raise ValueError(f"optimizer= must make a torch.optim.Optimizer, and made a {type(made).__name__}")
     if isinstance(made, LBFGS):
         raise ValueError("LBFGS cannot train a network that grows: it needs closures, and all parameters in one group")
-    _check_groups(made, trained, {id(p) for p in given})
+    _check_groups(made, trained, {id(p) for p in (*given, *model.parameters())})
     return made
 
 
@@ -47,7 +47,12 @@ def make_scheduler(factory: MakeScheduler | None, optimizer: Optimizer) -> list[
             f"scheduler= is a {type(factory).__name__}: pass a function that makes one from an optimizer, such as "
             "lambda optimizer: torch.optim.lr_scheduler.StepLR(optimizer, 1000)"
         )
-    return [factory(optimizer)]
+    made = factory(optimizer)
+    if not isinstance(made, LRScheduler):
+        raise ValueError(
+            f"scheduler= must make a scheduler of torch.optim.lr_scheduler, and made a {type(made).__name__}"
+        )
+    return [made]
 
 
 def _takes_a_model(factory: MakeOptimizer) -> bool:

@@ -193,7 +193,8 @@ def reach(entry: Blueprint, layout: Layout) -> Visibility:
     """What a seed in its causal form reads, found by trying: with random weights, which outputs follow which inputs?"""
     if layout == "dense":
         return "position"
-    shape = SlotShape(layout, _TRIED.channels, _TRIED.sizes[: _AXES[layout]], "causal")
+    sizes = {1: (64,), 2: (16, 16)}[_AXES[layout]]  # larger than what a seed can look past
+    shape = SlotShape(layout, _TRIED.channels, sizes, "causal")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
         torch.default_generator.manual_seed(0)
         try:
@@ -202,7 +203,7 @@ def reach(entry: Blueprint, layout: Layout) -> Visibility:
             return "both"
         for parameter in module.parameters():
             parameter.normal_(std=0.5)
-        split = 2 if _AXES[layout] == 1 else 6  # of 4 positions; of 4 rows of 4, and not between two rows
+        split = 32 if _AXES[layout] == 1 else 120  # in the middle; of a map, in the middle of a row
         h = _by_position(shape.example(1), layout)  # [1, channels, positions]
         change = torch.randn_like(h)
         late, early = change.clone(), change.clone()
