@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.growth.blueprints import SlotShape, blueprint_names
+from esper.growth.graft import Grafted
 from esper.growth.layout import find_layout
 from esper.growth.model import GrowingModel, Survey, planted_modules
 from esper.growth.probe import AttachError, Probe, probe
@@ -109,7 +111,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def _matching_paths(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    names = [name for name, _ in model.named_modules() if name]
+    names = list(dict.fromkeys(name for name in _names(model) if name))
     if not patterns:
         raise AttachError(f"no slots were named; this model has modules such as {_some(names)}")
     paths: dict[str, None] = {}
@@ -122,7 +124,19 @@ def _matching_paths(model: nn.Module, patterns: Sequence[str]) -> list[str]:
             hint = f"did you mean {' or '.join(near)}?" if near else f"it has modules such as {_some(names)}"
             raise AttachError(f"slot {pattern!r} matches no module of {type(model).__name__}; {hint}")
         paths.update(dict.fromkeys(matched))
-    return list(paths)
+    # A module with two names is one slot.
+    return list({model.get_submodule(path): path for path in reversed(paths)}.values())[::-1]
+
+
+def _names(module: nn.Module, path: str = "") -> Iterator[str]:
+    """Paths of all modules, second names too. Around what grew, the host's modules go by the names they always had."""
+    yield path
+    if isinstance(module, Grafted):
+        yield from islice(_names(module.host, path), 1, None)
+        return
+    for name, child in module._modules.items():
+        if child is not None:
+            yield from _names(child, f"{path}.{name}" if path else name)
 
 
 def _some(names: Sequence[str]) -> str:

@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
 from esper.growth.probe import arguments, untouched, with_batch
@@ -97,11 +98,26 @@ def _takes_labels(model: nn.Module) -> bool:
 
 
 def example_of(feed: Feed, batch: Batch) -> Any:
-    """Inputs of some examples, without labels: what the model is called with once it is trained."""
-    if isinstance(feed, TensorFeed):
-        return feed.train.x[:2]
-    inputs = batch[0]
-    return {key: value for key, value in inputs.items() if key != LABELS} if isinstance(inputs, dict) else inputs
+    """The inputs of two examples, as the model gets them in training, in memory of their own.
+
+    A view of the data would keep all of them, in a pickle too.
+    """
+    inputs = feed.train.x[:2] if isinstance(feed, TensorFeed) else with_batch(batch[0], 2)
+    inputs = inputs[0] if isinstance(inputs, tuple) and isinstance(batch[0], Tensor) else inputs
+    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), inputs)
+
+
+def without_labels(model: nn.Module, example: Any) -> Any:
+    """What the model is called with once it is trained; with its labels, where it cannot do without."""
+    if not isinstance(example, dict) or LABELS not in example:
+        return example
+    bare = {key: value for key, value in example.items() if key != LABELS}
+    try:
+        with untouched(model), torch.no_grad():
+            model(**bare)
+    except Exception:  # an encoder-decoder makes its decoder's inputs of them
+        return example
+    return bare
 
 
 def check_same_inputs(train: Split, other: Split, name: str) -> None:

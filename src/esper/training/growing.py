@@ -5,12 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor, nn
-from torch.utils._pytree import tree_map_only
+from torch import nn
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.engine.learner import Learner
@@ -32,6 +30,7 @@ from esper.training.data import (
     checked_data,
     evaluation_batches,
     example_of,
+    without_labels,
 )
 from esper.training.growth_run import Grown, OnEpoch, run_growth
 from esper.training.objective import fit_objective, integers_are_classes
@@ -98,7 +97,7 @@ def grow(
     train, val = checked_data(train_data, "train", labels=labels), checked_data(val_data, "val", labels=labels)
     held_out = None if test_data is None else checked_data(test_data, "test", labels=labels)
     feed, batch, targets = as_feed(host, train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
-    example = _in_own_memory(example_of(feed, batch))
+    example = example_of(feed, batch)
     objective = fit_objective(host, feed, batch, targets, loss, metric, metric_scale)
     check_batches_of_one(host, feed, example)
 
@@ -130,10 +129,10 @@ def grow(
         other, _, _ = as_feed(host, train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
         learners.append(learner(copied(host), other))
     test = None if held_out is None else evaluation_batches(held_out, where, feed, objective.classes, objective.ignored)
-    before = outlook(learners[0].model, decider, epochs, rent, constant=objective.constant)
+    before = outlook(learners[0].model, decider, epochs, rent, constant=objective.constant, ignored=objective.ignored)
     modes = {module: module.training for module in host.modules()}
     try:
-        return run_growth(learners, before, example, test, seed, on_epoch, warn_user)
+        return run_growth(learners, before, without_labels(host, example), test, seed, on_epoch, warn_user)
     finally:  # however it ended, a host that is the user's own is theirs again
         learners[0].model.detach().zero_grad(set_to_none=True)
         for module, training in modes.items():
@@ -147,11 +146,6 @@ def _own(model: nn.Module, *, in_place: bool) -> nn.Module:
     model = getattr(model, "_orig_mod", model)  # of torch.compile; what grows is compiled by whoever uses it
     check_model(model)
     return model if in_place else copied(model)
-
-
-def _in_own_memory(inputs: Any) -> Any:
-    """Some inputs in memory of their own: a view of the data would keep all of them, in a pickle too."""
-    return tree_map_only(Tensor, lambda tensor: tensor.detach().clone(), inputs)
 
 
 def _check_counts(**counts: object) -> None:

@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from esper.actions import Action
 from esper.engine.eager import EagerEngine, EpochRecord
@@ -147,7 +148,7 @@ def _finish(
     history = History(before.controller.name, slots, model.host_parameters, tuple(records), tuple(settled), before.rent)
     exported = plain_model(model, share=True).eval()  # the growing model ends here, so its tensors can live on
     held_out = [_evaluate(learner, test) for learner in learners] if test else []
-    targets = Targets(grown.feed.validation, grown.score, before.constant)
+    targets = Targets(grown.feed.validation, before)
     validation = [_evaluate_export(grown, exported, targets)]
     validation += [_evaluate(one, one.feed.validation) for one in learners[1:]]
     return Grown(
@@ -197,6 +198,11 @@ def _evaluate_export(learner: Learner, exported: nn.Module, batches: Callable[[]
                     outputs.append(model(*args, **kwargs))
             gap = output_gap(*outputs)
             if not gap <= allowed_gap(exported):
+                if any(bool(leaf.isnan().any()) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)):
+                    raise ExportError(
+                        "the model gives NaN for an example of the validation data (one that is all padding, say): "
+                        "leave it out"
+                    )
                 raise ExportError(
                     f"the exported model does not give what the grown one gives: outputs differ by {gap:.2g} on the "
                     "validation data, so nothing is returned; please report it, with the model"

@@ -6,7 +6,7 @@ Nothing is guessed: what could be meant in two ways is refused with the argument
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import Enum, auto
 from functools import partial
@@ -241,7 +241,7 @@ def squared_error(outputs: Any, targets: Tensor) -> Tensor:
 def _default_score(seen: _Seen, ignored: int) -> tuple[Score, Constant | None]:
     match seen.kind:
         case Kind.CLASSES:
-            return classes_right(1, ignored), "class"
+            return classes_right(1, ignored), None if seen.targets.is_floating_point() else "class"
         case Kind.SIGNS:
             return labels_right(0.0, 0.5), None
         case Kind.MARGINS:
@@ -259,10 +259,10 @@ def _default_score(seen: _Seen, ignored: int) -> tuple[Score, Constant | None]:
     if seen.loss is None and seen.model_has_loss:
         return _score_like_models_loss(seen)
     if seen.train_targets.is_floating_point():
-        if seen.loss is not None and seen.yes_or_no:
+        if seen.yes_or_no:
             raise ObjectiveError(
-                "the targets are yes or no, and a loss of your own does not say whether outputs are logits or "
-                "probabilities: pass metric=, a function of (outputs, targets)"
+                "the targets are yes or no, and nothing says whether outputs are logits or probabilities: pass a loss "
+                "of torch, such as loss=torch.nn.BCEWithLogitsLoss(), or metric=, a function of (outputs, targets)"
             )
         return variance_explained(_variance(seen)), "mean"
     return _class_score(class_axis(seen.logits, seen.targets), seen, ignored)
@@ -309,17 +309,21 @@ def _reshaped(score: Score) -> Score:
 
 
 def _variance(seen: _Seen) -> Tensor:
-    """Of each column of the targets, averaged: all training targets, or all validation targets of a loader."""
-    parts: Iterable[Tensor] = (targets for _, targets in seen.feed.validation())
-    if isinstance(seen.feed, TensorFeed):
-        parts = (seen.feed.train.y,)
+    """Of each column of all validation targets, averaged: what a score of 100 explains, and 0 does not."""
     count, total, squares = 0, torch.zeros((), dtype=torch.float64), torch.zeros((), dtype=torch.float64)
-    for part in parts:
-        # Images and sequences may differ in size: all their values are one column.
-        rows = part.detach().double().reshape(*((-1, 1) if part.dim() > 2 else (len(part), -1)))
+    for _, part in seen.feed.validation():
+        rows = _columns(part.detach().double(), fixed=isinstance(seen.feed, TensorFeed))
         count += len(rows)
         total, squares = total.to(rows.device) + rows.sum(0), squares.to(rows.device) + rows.square().sum(0)
     return (squares / count - (total / count).square()).mean().clamp_min(1e-12)
+
+
+def _columns(targets: Tensor, *, fixed: bool) -> Tensor:
+    """[rows, columns]: a column for each value of an example; of images and sequences of any size, for each channel."""
+    if fixed or targets.dim() <= 2:
+        return targets.reshape(len(targets), -1)
+    by_channel = targets if targets.dim() == 3 else targets.movedim(1, -1)
+    return by_channel.reshape(-1, by_channel.shape[-1])
 
 
 # -- tried once before the training -------------------------------------------------------------------------------

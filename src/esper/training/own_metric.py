@@ -144,6 +144,7 @@ def _recognised(values: Tensor, classes: int | None) -> Scale | None:
         raise ScoreError(f"the metric gives {most:.4g}: it must be a score in percent, at most 100, or a fraction of 1")
     if most > 1.0:
         return "percent"
-    if values.dim() > 0:  # right is 1, or in between; in percent some example would be above 1
-        return "fraction" if least >= 0.0 and most > 0.0 else None
-    return "fraction" if most > 0.0 and classes is not None and classes <= FEW_CLASSES else None
+    few = classes is not None and classes <= FEW_CLASSES  # so that no percentage starts that low
+    if values.dim() > 0 and most == 1.0:  # an example that is right; in percent it would be 100
+        return "fraction" if least >= 0.0 else None
+    return "fraction" if most > 0.0 and least >= 0.0 and few else None

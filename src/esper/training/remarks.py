@@ -19,7 +19,6 @@ from torch import Tensor
 from esper.actions import Op
 from esper.agent.controller import LearnedController
 from esper.engine.eager import EpochRecord
-from esper.engine.measure import Score
 from esper.env.rent import RENT_RATE
 from esper.growth.model import GrowingModel
 from esper.policy.by_host import ByHost
@@ -60,6 +59,8 @@ class Outlook:
     rent: float
     constant: Constant | None
     """Which prediction that never changes shows what chance is, for this metric; None where no such is known."""
+    ignored: int
+    """The class number that is left out."""
     affordable: tuple[tuple[str, str], ...]
     """(slot, blueprint): what fits and could be planted in the network as it is now."""
     why_nothing_can_grow: str
@@ -77,12 +78,18 @@ class Outlook:
 
 
 def outlook(
-    model: GrowingModel, controller: Controller, epochs: int, rent: float, *, constant: Constant | None
+    model: GrowingModel,
+    controller: Controller,
+    epochs: int,
+    rent: float,
+    *,
+    constant: Constant | None,
+    ignored: int = IGNORED,
 ) -> Outlook:
     affordable = tuple((slot.path, name) for slot in model.slots for name in sorted(model.growable(slot)))
     wanted = not isinstance(controller, NoGrowth)
     why = _why_nothing_can_grow(model, epochs) if wanted else ""
-    return Outlook(controller, epochs, rent, constant, affordable, why)
+    return Outlook(controller, epochs, rent, constant, ignored, affordable, why)
 
 
 def is_learned(controller: Controller) -> bool:
@@ -122,46 +129,30 @@ def _why_nothing_can_grow(model: GrowingModel, epochs: int) -> str:
 class Targets:
     """Validation batches whose targets are looked at while a network is evaluated, so that no pass is added.
 
-    They tell what a prediction that never changes is worth in the metric, if it has a `constant`.
+    They tell how many are of the most frequent class, where the metric is a share of classes.
     """
 
-    def __init__(self, batches: Callable[[], Iterable[Batch]], score: Score, constant: Constant | None) -> None:
-        self._batches, self._score, self._constant = batches, score, constant
+    def __init__(self, batches: Callable[[], Iterable[Batch]], before: Outlook) -> None:
+        self._batches, self._constant, self._ignored = batches, before.constant, before.ignored
         self.examples = 0
         self._counts: Counter[int] = Counter()
         """Of class numbers: how many of each."""
-        self._mean: Tensor | None = None
-        """Of real values, in the first batch: close to the best prediction that never changes."""
-        self._points = 0.0
 
     def __call__(self) -> Iterator[Batch]:
         for batch in self._batches():
             self.examples += len(batch[1])
-            if self._constant == "mean":
-                self._score_mean(batch[1])
-            elif self._constant == "class":
+            if self._constant == "class":
                 self._count(batch[1])
             yield batch
 
     def _count(self, targets: Tensor) -> None:
-        values, counts = torch.unique(targets[targets != IGNORED], return_counts=True)
+        values, counts = torch.unique(targets[targets != self._ignored], return_counts=True)
         self._counts.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
-
-    def _score_mean(self, targets: Tensor) -> None:
-        if self._mean is None:
-            self._mean = targets.float().mean(0)
-        score = self._score(self._mean.expand(targets.shape), targets)
-        self._points += float(score.double().mean()) * len(targets)
 
     @property
     def most_frequent(self) -> float | None:
         """Percent of the targets that are of the most frequent class; None where they are no class numbers."""
         return 100.0 * max(self._counts.values()) / self._counts.total() if self._counts else None
-
-    @property
-    def mean_score(self) -> float | None:
-        """What predicting the mean is worth; None where the targets are not real values."""
-        return None if self._mean is None else self._points / self.examples
 
 
 def remarks(before: Outlook, history: History, accuracy: float, untrained: float, targets: Targets) -> tuple[str, ...]:
@@ -200,7 +191,7 @@ def _ended_at_chance(
     before: Outlook, accuracy: float, untrained: float, targets: Targets, untried: Sequence[tuple[str, str]]
 ) -> str:
     """Empty where the network is better than chance by two standard errors."""
-    level, margin, source = _chance(untrained, targets)
+    level, margin, source = _chance(before, untrained, targets)
     if not accuracy <= level + margin:
         return ""
     ranks = {name: rank for rank, name in enumerate(ROTATION)}
@@ -213,10 +204,10 @@ def _ended_at_chance(
     )
 
 
-def _chance(untrained: float, targets: Targets) -> tuple[float, float, str]:
-    """What knowing nothing gives, how much more may be luck, and whose figure it is."""
-    if targets.mean_score is not None:
-        return targets.mean_score, LEAST_EXPLAINED, "predicting the mean gives"
+def _chance(before: Outlook, untrained: float, targets: Targets) -> tuple[float, float, str]:
+    """What chance gives, how much more may be luck, and whose figure it is."""
+    if before.constant == "mean":
+        return 0.0, LEAST_EXPLAINED, "predicting the mean gives"
     level, source = untrained, "that of the untrained network is"
     if targets.most_frequent is not None and targets.most_frequent >= level:
         level, source = targets.most_frequent, "the most frequent class alone gives"

@@ -43,12 +43,12 @@ class _Joined(Tally):
         self._blocks: list[Tensor] = []
 
     def update(self, outputs: Any, targets: Tensor, block: Tensor) -> None:
-        self._outputs.append(outputs)
+        self._outputs.append(_kept(outputs))
         self._targets.append(targets)
         self._blocks.append(block)
 
     def compute(self, blocks: int) -> list[float]:
-        outputs, targets, block = _joined(self._outputs), torch.cat(self._targets), torch.cat(self._blocks)
+        outputs, targets, block = _joined(self._outputs), _joined(self._targets), torch.cat(self._blocks)
         function, to_percent = self._score.function, self._score.to_percent
 
         def without(left_out: int) -> float:
@@ -178,13 +178,24 @@ class _Logits:
         )
 
 
+def _kept(outputs: Any) -> Any:
+    """Of an object with logits, these alone: caches and hidden states of a whole set would fill the memory."""
+    logits = logits_of(outputs)
+    return _Logits(logits) if isinstance(logits, Tensor) and logits is not outputs else outputs
+
+
 def _joined(parts: Sequence[Any]) -> Any:
-    """The outputs of all batches as those of one. Of an object with logits, these alone."""
+    """The outputs of all batches as those of one."""
     first = parts[0]
     if isinstance(first, Tensor):
+        if len({part.shape[1:] for part in parts}) > 1:
+            raise ScoreError(
+                "a metric of one number is computed on all outputs together, and those of different batches differ in "
+                "size: let it return one number per example, or give an object with update(), compute() and reset()"
+            )
         return torch.cat(list(parts))
-    if isinstance(logits_of(first), Tensor):
-        return _Logits(torch.cat([part.logits for part in parts]))
+    if isinstance(first, _Logits):
+        return _Logits(_joined([part.logits for part in parts]))
     if isinstance(first, dict):
         return {key: _joined([part[key] for part in parts]) for key in first}
     if isinstance(first, tuple | list):
