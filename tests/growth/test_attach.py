@@ -19,6 +19,7 @@ from esper.engine.optimizer import GrowingOptimizer
 from esper.growth.attach import AttachError, attach, survey
 from esper.growth.blueprints import fitting
 from esper.growth.model import GrowingModel
+from esper.growth.plain import plain_model
 from esper.lifecycle import Stage
 from esper.tasks.data import Split
 from esper.tasks.feed import LoaderFeed, TensorFeed
@@ -392,3 +393,28 @@ def test_arguments_by_position_and_by_keyword_both_reach_the_model() -> None:
     x, z = torch.randn(5, 3), torch.randn(5, 2)
     for example in ((x, z), [x, z, 2.0], {"x": x, "z": z}, {"z": z, "scale": 0.5, "x": x}):
         assert attach(Two(), ["a", "b"], example).slots[1].shape.channels == 4
+
+
+def test_a_second_name_of_a_module_is_found_and_is_no_second_slot() -> None:
+    class Twice(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(4, 4), nn.Linear(4, 2)
+            self.net = nn.Sequential(self.first, nn.ReLU(), self.head)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x)
+
+    assert [slot.path for slot in attach(Twice(), ["net.0"], torch.randn(2, 4)).slots] == ["net.0"]
+    assert len(attach(Twice(), ["net.*", "first"], torch.randn(2, 4)).slots) == 3
+
+
+def test_slots_around_what_grew_go_by_the_names_they_always_had() -> None:
+    host = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
+    growing = attach(host, ["0"], torch.randn(2, 4))
+    growing.germinate(growing.slots[0], "mlp", "linear", epoch=0)
+    growing.slots[0].life.stage, growing.slots[0].life.alpha = Stage.FOSSILIZED, 1.0
+    again = attach(plain_model(growing), ["0.*"], torch.randn(2, 4))
+    assert [slot.path for slot in again.slots] == ["0.0", "0.1"]
+    with pytest.raises(AttachError, match="matches no module"):
+        attach(plain_model(growing), ["0.seed.norm"], torch.randn(2, 4))

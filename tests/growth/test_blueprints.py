@@ -9,6 +9,7 @@ import math
 import textwrap
 from collections.abc import Iterator
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -37,6 +38,7 @@ from esper.growth.blueprints import (
     rotary,
     sequence,
 )
+from esper.growth.graft import readable
 from esper.growth.seed import Seed, parameter_count
 
 CONV = ["norm", "squeeze_excite", "depthwise", "pointwise", "conv", "wide", "bottleneck", "attention"]
@@ -308,6 +310,64 @@ def test_attention_reads_no_padding(visibility: Visibility, blend: str) -> None:
     assert torch.equal(seed(other, shown)[:, 3:], out[:, 3:])
     assert not torch.equal(seed(other)[:, 3:], out[:, 3:])  # it would have
     assert out.isfinite().all()
+
+
+SHOWN = torch.tensor([[1, 1, 1, 0], [1, 1, 1, 1]], dtype=torch.bool)
+MASK_FORMS: dict[str, tuple[str, Tensor]] = {
+    "transformers, integers": ("attention_mask", SHOWN.long()),
+    "transformers, yes or no": ("attention_mask", SHOWN),
+    "transformers, 1.0 or 0.0": ("attention_mask", SHOWN.float()),
+    "added, by position": ("attention_mask", torch.where(SHOWN, 0.0, -1e9)),
+    "added, four axes": ("attention_mask", torch.where(SHOWN, 0.0, -torch.inf)[:, None, None, :].expand(2, 3, 4, 4)),
+    "yes or no, four axes": ("attention_mask", SHOWN[:, None, None, :].expand(2, 1, 4, 4)),
+    "torch, yes or no": ("key_padding_mask", ~SHOWN),
+    "torch, added": ("src_key_padding_mask", torch.where(SHOWN, 0.0, -torch.inf)),
+}
+
+
+@pytest.mark.parametrize("form", MASK_FORMS)
+def test_masks_of_every_form_hide_the_same(form: str) -> None:
+    name, mask = MASK_FORMS[form]
+    h = torch.randn(2, 4, 8)
+    for found in (readable(("h", name), (h, mask), {}, h), readable(("h",), (h,), {name: mask}, h)):
+        assert found is not None
+        assert found.shape[1] == 1  # one for all heads
+        assert torch.equal(found.expand(2, 1, 4, 4), SHOWN[:, None, None, :].expand(2, 1, 4, 4))
+
+
+def test_a_cache_of_the_past_is_refused_in_every_form() -> None:
+    h = torch.randn(2, 1, 8)
+    for name, past in (("layer_past", (h, h)), ("past_key_values", SimpleNamespace(get_seq_length=lambda: 5))):
+        with pytest.raises(RuntimeError, match="use_cache=False"):
+            readable(("h", name), (h, past), {}, h)
+    assert readable(("h", "layer_past"), (h, None), {}, h) is None
+    assert readable(("h", "past_key_values"), (h, SimpleNamespace(get_seq_length=lambda: 1)), {}, h) is None
+
+
+def test_where_everything_is_padding_a_seed_still_gives_numbers() -> None:
+    seed = grown("attention", "sequence", "gated")
+    assert seed(SHAPES["sequence"].example(2), torch.zeros(2, 1, 1, 9, dtype=torch.bool)).isfinite().all()
+
+
+def test_the_last_step_of_causal_squeeze_excite_sees_the_whole_mean() -> None:
+    causal, both = (grown("squeeze_excite", "conv1d", "linear", s) for s in (CAUSAL["conv1d"], SHAPES["conv1d"]))
+    h = SHAPES["conv1d"].example(2)
+    torch.testing.assert_close(causal(h)[:, :, -1], both(h)[:, :, -1])
+
+
+def test_a_blueprint_that_looks_far_ahead_is_found_out(own_registry: None) -> None:
+    @blueprint("far", "conv1d")
+    class Far(nn.Module):
+        def __init__(self, channels: int, layout: str) -> None:
+            super().__init__()
+            self.conv = nn.Conv1d(channels, channels, 3, dilation=4, padding=4)
+            nn.init.zeros_(self.conv.weight)
+            nn.init.zeros_(self.conv.bias)
+
+        def forward(self, h: Tensor) -> Tensor:
+            return h + self.conv(h)
+
+    assert "far" not in {b.name for b in fitting(CAUSAL["conv1d"])}
 
 
 def test_channels_last_is_the_same_seed_with_its_axes_moved() -> None:

@@ -325,3 +325,39 @@ def test_seeds_of_single_positions_keep_the_cache() -> None:
     assert exported.config.use_cache
     with_cache = exported.generate(prompt, use_cache=True, **settings)
     assert torch.equal(with_cache, exported.generate(prompt, use_cache=False, **settings))
+
+
+def t5() -> tuple[nn.Module, list[str]]:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {"vocab_size": SYMBOLS, "d_model": 16, "d_kv": 8, "d_ff": 32, "num_layers": 1, "num_heads": 2}
+    config = transformers.T5Config(**sizes, decoder_start_token_id=0)
+    return transformers.T5ForConditionalGeneration(config), ["encoder.block.0", "decoder.block.0"]
+
+
+def bart() -> tuple[nn.Module, list[str]]:
+    transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+    sizes = {f"{part}_{name}": n for part in ("encoder", "decoder") for name, n in BART_SIZES.items()}
+    settings = {"vocab_size": SYMBOLS, "d_model": 16, "max_position_embeddings": 32, "decoder_start_token_id": 2}
+    model = transformers.BartForConditionalGeneration(transformers.BartConfig(**settings, **sizes))
+    return model, ["model.encoder.layers.0", "model.decoder.layers.0"]
+
+
+BART_SIZES = {"layers": 1, "attention_heads": 2, "ffn_dim": 32}
+
+
+@pytest.mark.parametrize("make", [t5, bart])
+def test_an_encoder_decoder_is_looked_at_as_it_is_trained(make: Callable[[], tuple[nn.Module, list[str]]]) -> None:
+    """Its decoder reads the labels, one step late: without them it would look as if it read both ways."""
+    torch.manual_seed(0)
+    model, slots = make()
+    ids, labels = torch.randint(3, SYMBOLS, (8, TIME)), torch.randint(3, SYMBOLS, (8, 9))
+    growing = attach(model, slots, {"input_ids": ids, "labels": labels})
+    assert [slot.shape.visibility for slot in growing.slots] == ["both", "causal"]
+    batches = [{"input_ids": ids, "labels": labels}]
+    schedule = FixedSchedule("all", [Planting(0, "*", AROUND)])
+    grown = esper.grow(model, batches, batches, slots=slots, controller=schedule, epochs=5, rules=QUICK, device="cpu")
+    assert len(grown.history.seeds()) == 2
+    other = torch.cat([labels[:, :4], labels[:, 4:].flip(1)], 1)
+    with torch.no_grad():
+        before, after = (grown.model(input_ids=ids, labels=part).logits[:, :5] for part in (labels, other))
+    torch.testing.assert_close(before, after, rtol=1e-4, atol=1e-5)

@@ -103,6 +103,13 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Tensor, dict[str, str]]] = {
         torch.randn(4, 3, 9),
         {"0": "conv1d 6×7", "1": "conv1d 6×7"},
     ),
+    "as many channels as pixels": (
+        flat(
+            nn.Conv2d(3, 8, 3, padding=1), nn.BatchNorm2d(8), nn.ReLU(), nn.AvgPool2d(8), nn.Flatten(), nn.Linear(8, 5)
+        ),
+        image(),
+        {"2": "conv2d 8×8×8"},
+    ),
     "a sequence": (
         flat(nn.Linear(3, 6), nn.Tanh(), weight_norm(nn.Linear(6, 6)), nn.LayerNorm(6)),
         torch.randn(4, 9, 3),

@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 from test_growing import plant, quick_grow, rings, small_net
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, TensorDataset
 
 import esper
 from esper.growth.attach import AttachError, attach
@@ -259,6 +260,25 @@ def test_an_optimizer_of_another_model_is_refused() -> None:
         quick_grow(model=model, optimizer=lambda parameters: torch.optim.SGD(model.parameters(), lr=0.1))
 
 
+def test_all_parameters_of_a_partly_frozen_model_may_be_given() -> None:
+    model = small_net()
+    model[0].requires_grad_(False)
+    grown = quick_grow(model=model, epochs=2, optimizer=lambda ps, model: torch.optim.AdamW(model.parameters()))
+    assert torch.equal(grown.model[0].weight, model[0].weight)
+
+
+def test_no_gradients_stay_on_what_comes_back() -> None:
+    model = small_net()
+    grown = quick_grow(model=model, in_place=True)
+    assert all(p.grad is None for m in (model, grown.model) for p in m.parameters())
+
+
+def test_the_example_of_a_loader_is_two_examples() -> None:
+    loader = DataLoader(TensorDataset(*rings(256, 0)), batch_size=64)
+    grown = quick_grow(train=loader, val=loader, epochs=1)
+    assert grown.example.shape == (2, 2)
+
+
 def test_a_parameter_that_no_group_has_is_named() -> None:
     with pytest.raises(ValueError, match=r"no group of the optimizer has the parameter '2.weight' \(and 3 more\)"):
         quick_grow(optimizer=lambda parameters, model: torch.optim.SGD(model[0].parameters(), lr=0.1))
@@ -278,6 +298,7 @@ def test_a_parameter_that_no_group_has_is_named() -> None:
             {"scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(small_net().parameters(), lr=0.1), 1)},
             "scheduler= is a StepLR: pass a function that makes one",
         ),
+        ({"scheduler": lambda optimizer: None}, "scheduler= must make a scheduler of torch.optim.lr_scheduler, and made a NoneType"),
     ],
 )
 def test_what_is_no_factory_is_refused_in_one_line(settings: dict[str, object], message: str) -> None:
