@@ -298,7 +298,7 @@ def test_a_parameter_that_no_group_has_is_named() -> None:
             {"scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(small_net().parameters(), lr=0.1), 1)},
             "scheduler= is a StepLR: pass a function that makes one",
         ),
-        ({"scheduler": lambda optimizer: None}, "scheduler= must make a scheduler of torch.optim.lr_scheduler, and made a NoneType"),
+        ({"scheduler": lambda optimizer: None}, "scheduler= must make a scheduler of torch.*NoneType"),
     ],
 )
 def test_what_is_no_factory_is_refused_in_one_line(settings: dict[str, object], message: str) -> None:
