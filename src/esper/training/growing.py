@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,6 +18,7 @@ from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.prepare import decay_over, task_learner
 from esper.env.rent import RENT_RATE, check_rent
 from esper.growth.attach import attach, check_model
+from esper.growth.model import GrowingModel
 from esper.growth.plain import check_exportable, copied
 from esper.lifecycle import Rules
 from esper.policy.controller import Controller
@@ -101,20 +103,12 @@ def grow(
     objective = fit_objective(host, feed, batch, targets, loss, metric, metric_scale)
     check_batches_of_one(host, feed, example)
 
-    def learner(host: nn.Module, feed: Feed) -> Learner:
-        growing = attach(
-            host,
-            slots,
-            example,
-            layouts=layouts,
-            visibility=visibility,
-            rules=rules,
-            blueprints=blueprints,
-            budget=budget,
-            max_seeds=max_seeds,
-            rng_seed=seed,
-        )
-        made = make_optimizer(optimizer, host)
+    limits: dict[str, Any] = {"rules": rules, "blueprints": blueprints, "budget": budget, "max_seeds": max_seeds}
+    growing = attach(host, slots, example, layouts=layouts, visibility=visibility, **limits, rng_seed=seed)
+    check_exportable(growing, example)
+
+    def learner(growing: GrowingModel, feed: Feed) -> Learner:
+        made = make_optimizer(optimizer, growing.host)
         optimizing = GrowingOptimizer(
             made,
             make_scheduler(scheduler, made),
@@ -123,18 +117,17 @@ def grow(
         )
         return Learner(growing, optimizing, feed, objective.loss, objective.score, seed=seed, epochs=epochs)
 
-    learners = [learner(host, feed)]
-    check_exportable(learners[0].model, example)
+    learners = [learner(growing, feed)]
     if control:
         other, _, _ = as_feed(host, train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
-        learners.append(learner(copied(host), other))
+        learners.append(learner(GrowingModel(copied(host), growing.survey, **limits, rng_seed=seed), other))
     test = None if held_out is None else evaluation_batches(held_out, where, feed, objective.classes, objective.ignored)
-    before = outlook(learners[0].model, decider, epochs, rent, constant=objective.constant, ignored=objective.ignored)
+    before = outlook(growing, decider, epochs, rent, constant=objective.constant, ignored=objective.ignored)
     modes = {module: module.training for module in host.modules()}
     try:
         return run_growth(learners, before, without_labels(host, example), test, seed, on_epoch, warn_user)
     finally:  # however it ended, a host that is the user's own is theirs again
-        learners[0].model.detach().zero_grad(set_to_none=True)
+        growing.detach().zero_grad(set_to_none=True)
         for module, training in modes.items():
             module.training = training
 
