@@ -74,6 +74,8 @@ def survey(
     if isinstance(slots, str):
         raise AttachError(f"slots must be a list of module paths, such as [{slots!r}]")
     paths = _matching_paths(model, slots)
+    _check_patterns("layouts", layouts or {}, paths)
+    _check_patterns("visibility", visibility if isinstance(visibility, Mapping) else {}, paths)
     seen = probe(model, example)
     shapes = {path: _slot_shape(model, path, seen, layouts or {}) for path in paths}
     may_read = find_visibility(model, example, shapes, seen, visibility)
@@ -123,6 +125,15 @@ def _matching_paths(model: nn.Module, patterns: Sequence[str]) -> list[str]:
             raise AttachError(f"slot {pattern!r} matches no module of {type(model).__name__}; {hint}")
         paths.update(dict.fromkeys(matched))
     return list(paths)
+
+
+def _check_patterns(option: str, named: Mapping[str, str], paths: Sequence[str]) -> None:
+    """What names no slot would be ignored, and a misspelt name is no wish to be ignored."""
+    for pattern in named:
+        if not any(fnmatch.fnmatchcase(path, pattern) for path in paths):
+            near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"the slots are {_some(paths)}"
+            raise AttachError(f"{option} names {pattern!r}, which is no slot; {hint}")
 
 
 def _some(names: Sequence[str]) -> str:
