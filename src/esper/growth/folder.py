@@ -126,4 +126,6 @@ def open_file(path: Path) -> io.BufferedReader:
 
 
 def first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+    """What an error says, fit to be printed: a damaged file may put anything into it."""
+    line = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+    return line if line.isprintable() else ascii(line)

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
+from esper.growth.folder import first_line
 from esper.growth.probe import arguments, with_batch
 
 
@@ -76,11 +77,11 @@ def trace(model: nn.Module, example: Any) -> Program:
         try:
             return Program(_export(model, with_batch(example, 2), _free_axes(example, batch, free_length)), "any")
         except Exception as error:  # torch.export fails in many ways of its own
-            problem = f"model.pt2 takes batches of {batch} only, because torch.export said: {_first_line(error)}"
+            problem = f"model.pt2 takes batches of {batch} only, because torch.export said: {first_line(error)}"
     try:
         return Program(_export(model, example, None), f"only {batch}", problem)
     except Exception as error:
-        return Program(None, "none", f"no model.pt2: torch.export said: {_first_line(error)}")
+        return Program(None, "none", f"no model.pt2: torch.export said: {first_line(error)}")
 
 
 def _export(model: nn.Module, example: Any, free_axes: Any) -> ExportedProgram:
@@ -97,11 +98,6 @@ def _free_axes(example: Any, batch: int, free_length: bool) -> Any:
 
     args, kwargs = arguments(example)
     return {name: axes(value) for name, value in kwargs.items()} or tuple(axes(value) for value in args)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
@@ -137,7 +133,7 @@ def read_program(path: Path) -> nn.Module:
         program = load_pt2(io.BytesIO(content)).exported_programs["model"]
         return program.module()
     except Exception as error:
-        raise ProgramError(f"{path} cannot be loaded by torch {torch.__version__}: {_first_line(error)}") from error
+        raise ProgramError(f"{path} cannot be loaded by torch {torch.__version__}: {first_line(error)}") from error
 
 
 _GUARDS = re.compile(
@@ -174,7 +170,7 @@ def _check(content: bytes, path: Path) -> None:
     except ProgramError:
         raise
     except (RuntimeError, ValueError, RecursionError) as error:
-        raise ProgramError(f"{path} is not a .pt2 archive, or it is damaged: {_first_line(error)}") from error
+        raise ProgramError(f"{path} is not a .pt2 archive, or it is damaged: {first_line(error)}") from error
     if strange := [name for name in names if not _RECORDS.fullmatch(name)]:
         raise ProgramError(
             f"{path} holds {strange[0]!r:.60}, which no program of a grown model needs: it was not loaded"

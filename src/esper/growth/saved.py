@@ -125,7 +125,9 @@ def _build_host(data: dict[str, Any], path: Path) -> nn.Module:
         import_module("esper.tasks")
     kind = find_host(data["class"])
     if kind is None:
-        raise LoadError(f"{path} needs the host {data['class']!r}: import the file that registers it, or pass host=")
+        raise LoadError(
+            f"{path} needs the host {data['class']!r:.60}: import the file that registers it, or pass host="
+        )
     _check_types(data["config"], kind.__init__, f"{path} is damaged: the host's")
     return kind(**data["config"])
 
@@ -179,7 +181,7 @@ def _check_tied(tied: Any, saved: Collection[str], path: Path) -> None:
     for name, other in tied.items():
         if name in saved or not isinstance(other, str) or other not in saved:
             raise LoadError(
-                f"{path} is damaged or belongs to other weights: {name!r} cannot share {other!r:.60}, because "
+                f"{path} is damaged or belongs to other weights: {name!r:.60} cannot share {other!r:.60}, because "
                 + ("it has weights of its own" if name in saved else "there is no such tensor")
             )
 
