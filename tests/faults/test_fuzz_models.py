@@ -26,7 +26,7 @@ from esper.lifecycle import Contrast, Stage
 from esper.tasks.hosts import Conv1dHost, GPTHost, MLPHost
 
 COUNT = int(os.environ.get("ESPER_FUZZ_CASES", "0"))
-BATCH = 50
+BATCH = 100
 """Cases in one test: a test of its own for each would take longer than most cases do."""
 
 
