@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from fuzzing import Kind, attack, cases, damage_json
+from fuzzing import HUGE, Kind, attack, cases, damage_json
 from torch import Tensor, nn
 
 from esper.growth.attach import attach
@@ -87,6 +87,20 @@ def architecture(folder: Path, rng: random.Random) -> str:
     return f"architecture.json, {what}"
 
 
+def sizes(folder: Path, rng: random.Random) -> str:
+    """A network that is far larger than its weights."""
+    path = folder / "architecture.json"
+    data = json.loads(path.read_text())
+    settings = (
+        rng.choice([data["host"]["config"] or {}, data["grafts"][0]["arguments"]]) or data["grafts"][0]["arguments"]
+    )
+    key = rng.choice([key for key, value in sorted(settings.items()) if isinstance(value, int | list)])
+    number = rng.choice(HUGE)
+    settings[key] = [number] * rng.choice([1, 3, 20_000]) if isinstance(settings[key], list) else number
+    path.write_text(json.dumps(sealed(data, folder)))
+    return f"architecture.json, {key} is {str(settings[key])[:40]}"
+
+
 def header(folder: Path, rng: random.Random) -> str:
     """Of the weights: other shapes, types, places and names."""
     path = folder / "model.safetensors"
@@ -142,10 +156,10 @@ def _kind(name: str, forged: tuple[object, ...], host: type[nn.Module] | None = 
 
 
 KINDS = [
-    _kind("mlp", (architecture, header)),
-    _kind("conv", (architecture, header)),
-    _kind("gpt", (architecture, header)),
-    _kind("users", (architecture, header), Users),
+    _kind("mlp", (architecture, sizes, header)),
+    _kind("conv", (architecture, sizes, header)),
+    _kind("gpt", (architecture, sizes, header)),
+    _kind("users", (architecture, sizes, header), Users),
 ]
 
 
