@@ -25,6 +25,7 @@ from esper.growth.attach import attach
 from esper.growth.blueprints import blueprint, fitting
 from esper.growth.blueprints.registry import _REGISTRY
 from esper.growth.export import ExportError, LoadError, flops_per_example, grafts_of, load, plain_model, save
+from esper.growth.folder import sealed
 from esper.growth.graft import Grafted, fill
 from esper.growth.standalone import NotPortableError, model_source
 
@@ -333,7 +334,7 @@ def test_a_built_in_host_that_was_changed_is_not_rebuilt_from_its_config(tmp_pat
     assert saved.warnings == (
         "no model.py: this MLPHost is not what its config builds, or the config is not plain JSON data",
     )
-    assert torch.equal(load(tmp_path)(x), module(x))  # the program
+    assert torch.equal(load(tmp_path, trust_program=True)(x), module(x))
 
 
 # -- damaged and missing files ----------------------------------------------------------------------------------------
@@ -356,7 +357,7 @@ def edit(folder: Path, change: Callable[[dict], object]) -> None:
     path = folder / "architecture.json"
     data = json.loads(path.read_text())
     change(data)
-    path.write_text(json.dumps(data))
+    path.write_text(json.dumps(sealed(data, folder)))
 
 
 def test_missing_files(damaged: Path) -> None:
@@ -374,7 +375,7 @@ def test_garbage_for_an_architecture(damaged: Path, text: str) -> None:
 @pytest.mark.parametrize(
     ("change", "match"),
     [
-        (lambda d: d.update(version=3), "has format 3; this Esper reads up to 2: update Esper"),
+        (lambda d: d.update(version=4), "has format 4; this Esper reads up to 3: update Esper"),
         (lambda d: d.pop("grafts"), "it has no 'grafts'"),
         (lambda d: d["grafts"][0].update(blueprint="gone"), "'gone', which is not registered here: import the file"),
         (lambda d: d["grafts"][0].update(path="stages.9"), "does not describe a model"),
@@ -411,7 +412,8 @@ def test_architectures_that_do_not_fit(damaged: Path, change: Callable[[dict], o
 def test_a_kind_of_norm_or_activation_that_no_host_knows(
     exported: Path, tmp_path: Path, fault: str, value: object
 ) -> None:
-    (tmp_path / "architecture.json").write_bytes((exported / "conv1d" / "architecture.json").read_bytes())
+    for name in ("architecture.json", "model.safetensors"):
+        (tmp_path / name).write_bytes((exported / "conv1d" / name).read_bytes())
     edit(tmp_path, lambda d: d["host"]["config"].update({fault: value}))
     refused(tmp_path, f"the host's {fault} must be bool, not {value!r}")
 

@@ -20,6 +20,7 @@ from torch.export.pt2_archive._package import load_pt2
 
 from esper.growth.attach import attach
 from esper.growth.export import LoadError, load, plain_model, save
+from esper.growth.folder import sealed
 
 
 class Block(nn.Module):
@@ -126,7 +127,7 @@ def test_programs_work_where_esper_cannot_be_imported(exported: Path, tmp_path: 
 @pytest.mark.parametrize("name", FOREIGN)
 def test_load_gives_the_program_or_fills_a_fresh_host(exported: Path, name: str) -> None:
     check = load_file(exported / name / "check.safetensors")
-    for model in (load(exported / name), load(exported / name, host=FOREIGN[name][0]())):
+    for model in (load(exported / name, trust_program=True), load(exported / name, host=FOREIGN[name][0]())):
         torch.testing.assert_close(model(check["x"]), check["y"], rtol=0, atol=1e-5)
     with pytest.raises(LoadError, match="does not describe this Linear"):
         load(exported / name, host=nn.Linear(2, 2))
@@ -150,7 +151,9 @@ def test_transformers_model_with_tied_weights(tmp_path: Path) -> None:
 
     other = torch.randint(0, 30, (3, 9))
     expected = growing(other)["logits"]
-    torch.testing.assert_close(load(tmp_path)(input_ids=other)["logits"], expected, rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        load(tmp_path, trust_program=True)(input_ids=other)["logits"], expected, rtol=0, atol=1e-5
+    )
     filled = load(tmp_path, host=transformers.GPT2LMHeadModel(config))
     assert filled.lm_head.weight is filled.transformer.wte.weight
     torch.testing.assert_close(filled(other)["logits"], expected, rtol=0, atol=1e-5)
@@ -169,7 +172,9 @@ def test_decoder_that_reads_attributes_of_its_layers(tmp_path: Path) -> None:
     growing.eval()
     assert torch.equal(plain_model(growing)(ids)["logits"], growing(ids)["logits"])
     save(growing, tmp_path, ids)
-    torch.testing.assert_close(load(tmp_path)(ids)["logits"], growing(ids)["logits"], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        load(tmp_path, trust_program=True)(ids)["logits"], growing(ids)["logits"], rtol=0, atol=1e-5
+    )
 
 
 def test_a_program_for_one_batch_size_says_so(tmp_path: Path) -> None:
@@ -178,7 +183,7 @@ def test_a_program_for_one_batch_size_says_so(tmp_path: Path) -> None:
     saved = save(growing, tmp_path, x)
     assert any("model.pt2 takes batches of 4 only, because torch.export said" in line for line in saved.warnings)
     assert json.loads((tmp_path / "architecture.json").read_text())["model.pt2"]["batch"] == "only 4"
-    torch.testing.assert_close(load(tmp_path)(x), growing(x))
+    torch.testing.assert_close(load(tmp_path, trust_program=True)(x), growing(x))
 
 
 def test_a_model_that_cannot_become_a_program_keeps_its_weights(tmp_path: Path) -> None:
@@ -221,8 +226,11 @@ def hostile(exported: Path, tmp_path: Path) -> Path:
 
 
 def refused(folder: Path, match: str) -> None:
+    """Even by those who ask for the program, and with digests that fit."""
+    path = folder / "architecture.json"
+    path.write_text(json.dumps(sealed(json.loads(path.read_text()), folder)))
     with pytest.raises(LoadError, match=match) as caught:
-        load(folder)
+        load(folder, trust_program=True)
     assert "\n" not in str(caught.value)
     assert not (folder / "exploded").exists()
 
@@ -241,11 +249,11 @@ def test_pickled_example_inputs_are_refused(exported: Path, hostile: Path) -> No
 @pytest.mark.parametrize(
     ("old", "new", "match"),
     [
-        (b"torch.ops.aten.relu.default", b"torch.os.system", "asks for target"),
-        (b"torch.ops.aten.relu.default", b"_operator.call", "asks for target"),
-        (b"torch.ops.aten.relu.default", b"torch.ops.aten.from_file.default", "asks for target"),
-        (b"Symbol('s", b"__import__('os').mkdir('exploded') or Symbol('s", "asks for expr_str"),
-        (b'"use_pickle": false', b'"use_pickle": true', "asks for use_pickle"),
+        (b"torch.ops.aten.relu.default", b"torch.os.system", "asks for .target"),
+        (b"torch.ops.aten.relu.default", b"_operator.call", "asks for .target"),
+        (b"torch.ops.aten.relu.default", b"torch.ops.aten.from_file.default", "asks for .target"),
+        (b"Symbol('s", b"__import__('os').mkdir('exploded') or Symbol('s", "asks for .expr_str"),
+        (b'"use_pickle": false', b'"use_pickle": true', "asks for .use_pickle"),
     ],
 )
 def test_programs_that_ask_for_more_than_arithmetic(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import errno
+import os
+import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
@@ -52,22 +55,27 @@ def claim(out: Path) -> None:
     """Find out whether results can be kept in this folder."""
     try:
         out.mkdir(parents=True, exist_ok=True)
-        probe = out / ".write-test"
-        probe.write_bytes(b"")
-        probe.unlink()
+        _try_folder(out)
     except OSError as error:
         raise OSError(f"cannot write to {out} ({error.strerror}): choose another folder with --out") from error
 
 
 def claim_file(path: Path, option: str, *, new: bool = False) -> None:
     """Find out whether the file can be written; where it must be `new`, nothing may be there."""
-    if new and path.is_file():
+    if new and (path.is_file() or path.is_symlink()):
         raise ValueError(f"{path} exists already: choose another file with {option}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        existed = path.exists() or path.is_symlink()
-        path.open("a").close()
-        if not existed:
-            path.unlink()
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if not path.exists():
+            _try_folder(path.parent)
+        elif not os.access(path, os.W_OK):  # not opened: a pipe would wait for its reader
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
         raise OSError(f"cannot write {path} ({error.strerror}): choose another file with {option}") from error
+
+
+def _try_folder(folder: Path) -> None:
+    """By a file without a name, where the system has such, else with one that nothing had: no link can be laid."""
+    tempfile.TemporaryFile(dir=folder).close()

@@ -76,6 +76,8 @@ def survey(
     if isinstance(slots, str):
         raise AttachError(f"slots must be a list of module paths, such as [{slots!r}]")
     paths = _matching_paths(model, slots)
+    _check_patterns("layouts", layouts or {}, paths)
+    _check_patterns("visibility", visibility if isinstance(visibility, Mapping) else {}, paths)
     seen = probe(model, example)
     shapes = {path: _slot_shape(model, path, seen, layouts or {}) for path in paths}
     may_read = find_visibility(model, example, shapes, seen, visibility)
@@ -137,6 +139,15 @@ def _names(module: nn.Module, path: str = "") -> Iterator[str]:
     for name, child in module._modules.items():
         if child is not None:
             yield from _names(child, f"{path}.{name}" if path else name)
+
+
+def _check_patterns(option: str, named: Mapping[str, str], paths: Sequence[str]) -> None:
+    """What names no slot would be ignored, and a misspelt name is no wish to be ignored."""
+    for pattern in named:
+        if not any(fnmatch.fnmatchcase(path, pattern) for path in paths):
+            near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.5)
+            hint = f"did you mean {' or '.join(near)}?" if near else f"the slots are {_some(paths)}"
+            raise AttachError(f"{option} names {pattern!r}, which is no slot; {hint}")
 
 
 def _some(names: Sequence[str]) -> str:

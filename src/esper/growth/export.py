@@ -19,11 +19,13 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.files import write_whole
+from esper.growth.folder import ARCHITECTURE, FORMAT, FORMAT_VERSION, with_digests
+from esper.growth.limits import Sizes
 from esper.growth.model import GrowingModel, planted_modules
 from esper.growth.plain import ExportError, copied, grafts_of, output_gap, plain_model
 from esper.growth.probe import arguments, untouched, with_batch
 from esper.growth.program import trace
-from esper.growth.saved import FORMAT, FORMAT_VERSION, LoadError, assemble, load
+from esper.growth.saved import LoadError, assemble, load
 from esper.growth.standalone import NotPortableError, find_host, model_source
 
 __all__ = ["ExportError", "LoadError", "Saved", "flops_per_example", "grafts_of", "load", "plain_model", "save"]
@@ -101,9 +103,9 @@ def save(
         "model.safetensors": serialize(tensors),
         "model.pt2": program.content(),
         "model.py": source.encode(),
-        **({} if history is None else {"history.json": _json(history)}),
-        "architecture.json": _json(architecture),
+        "history.json": b"" if history is None else _json(history),
     }
+    files[ARCHITECTURE] = _json(with_digests(architecture, files))
     _write(Path(directory), files)
     return Saved(Path(directory), tuple(name for name, content in files.items() if content), tuple(warnings))
 
@@ -175,7 +177,7 @@ def _config(plain: nn.Module, architecture: dict[str, Any]) -> Any:
         return None
     try:
         as_saved = json.loads(json.dumps({**architecture, "host": {**architecture["host"], "config": config}}))
-        again = assemble(as_saved, Path("architecture.json"))
+        again = assemble(as_saved, Path(ARCHITECTURE), Sizes.of(plain.state_dict()))
     except (TypeError, ValueError):
         return None
     shapes = [{name: value.shape for name, value in m.state_dict().items()} for m in (plain, again)]
@@ -203,7 +205,7 @@ def _write(directory: Path, files: dict[str, bytes]) -> None:
     """Each file through a temporary one. A model file that is empty now was another model's: it goes."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
-        (directory / "architecture.json").unlink(missing_ok=True)  # until the new one says that all is there
+        (directory / ARCHITECTURE).unlink(missing_ok=True)  # until the new one says that all is there
         for name, content in files.items():
             if not content:
                 (directory / name).unlink(missing_ok=True)

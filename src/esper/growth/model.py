@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from numbers import Integral
 from typing import Any
 
 import torch
@@ -42,6 +43,10 @@ def planted_modules(model: nn.Module) -> list[str]:
     ]
 
 
+def _is_whole(number: object) -> bool:
+    return isinstance(number, Integral) and not isinstance(number, bool)  # numpy's, too
+
+
 class GrowingModel(nn.Module):
     """A host network and its slots, in the order of the forward pass.
 
@@ -63,6 +68,10 @@ class GrowingModel(nn.Module):
         self.host = host
         self.seeds = nn.ModuleDict()
         self.survey = survey
+        if budget is not None and not _is_whole(budget):
+            raise ValueError(f"the budget must be a whole number of parameters, not {budget!r}")
+        if max_seeds is not None and not (_is_whole(max_seeds) and max_seeds >= 0):
+            raise ValueError(f"max_seeds must be a whole number, 0 or more, not {max_seeds!r}")
         rules = rules or Rules()
         places = [(path, host.get_submodule(path), shape) for path, shape in survey.places]
         self.slots = [Slot(i, *place, rules) for i, place in enumerate(places)]

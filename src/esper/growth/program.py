@@ -1,14 +1,16 @@
 """`model.pt2`: a model as a program of torch's operators, which runs without the classes it was written in.
 
-torch.export's own loader unpickles whatever an archive asks it to, evaluates symbolic sizes as Python, and looks up
-operators by any dotted name: a .pt2 from a stranger is as dangerous as a pickle. What is written here needs none of
-that, so `read_program` refuses an archive that does. It is a second line of defence; prefer directories you trust.
+torch.export's own loader unpickles whatever an archive asks it to, evaluates symbolic sizes and guards as Python, looks
+up operators by any dotted name, and writes names into Python that it runs: a .pt2 from a stranger is as dangerous as a
+pickle. What is written here needs none of that, so `read_program` refuses an archive that does. It is a second line of
+defence, and knows one version of torch: the first is that nobody loads a program who does not trust its origin.
 """
 
 from __future__ import annotations
 
 import io
 import json
+import keyword
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -18,7 +20,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
+from torch.fx import GraphModule
 
+from esper.growth.folder import first_line
 from esper.growth.probe import arguments, with_batch
 
 
@@ -41,9 +45,22 @@ class Program:
         if self.exported is None:
             return b""
         self.exported.example_inputs = None  # they would be the only pickle in the file
+        _forget_sources(self.exported.graph_module)
         buffer = io.BytesIO()
         torch.export.save(self.exported, buffer)
         return buffer.getvalue()
+
+
+def _forget_sources(graph: nn.Module) -> None:
+    """Nodes remember files, lines and classes of the machine that they were made on: nobody else's business."""
+    for part in graph.modules():
+        if isinstance(part, GraphModule):
+            for node in part.graph.nodes:
+                for key in _SOURCES:
+                    node.meta.pop(key, None)
+
+
+_SOURCES = ("stack_trace", "nn_module_stack", "source_fn_stack", "torch_fn", "from_node", "custom")
 
 
 def trace(model: nn.Module, example: Any) -> Program:
@@ -60,11 +77,11 @@ def trace(model: nn.Module, example: Any) -> Program:
         try:
             return Program(_export(model, with_batch(example, 2), _free_axes(example, batch, free_length)), "any")
         except Exception as error:  # torch.export fails in many ways of its own
-            problem = f"model.pt2 takes batches of {batch} only, because torch.export said: {_first_line(error)}"
+            problem = f"model.pt2 takes batches of {batch} only, because torch.export said: {first_line(error)}"
     try:
         return Program(_export(model, example, None), f"only {batch}", problem)
     except Exception as error:
-        return Program(None, "none", f"no model.pt2: torch.export said: {_first_line(error)}")
+        return Program(None, "none", f"no model.pt2: torch.export said: {first_line(error)}")
 
 
 def _export(model: nn.Module, example: Any, free_axes: Any) -> ExportedProgram:
@@ -81,11 +98,6 @@ def _free_axes(example: Any, batch: int, free_length: bool) -> Any:
 
     args, kwargs = arguments(example)
     return {name: axes(value) for name, value in kwargs.items()} or tuple(axes(value) for value in args)
-
-
-def _first_line(error: Exception) -> str:
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return lines[0][:200] if lines else type(error).__name__
 
 
 # -- reading ----------------------------------------------------------------------------------------------------
@@ -121,7 +133,30 @@ def read_program(path: Path) -> nn.Module:
         program = load_pt2(io.BytesIO(content)).exported_programs["model"]
         return program.module()
     except Exception as error:
-        raise ProgramError(f"{path} cannot be loaded by torch {torch.__version__}: {_first_line(error)}") from error
+        raise ProgramError(f"{path} cannot be loaded by torch {torch.__version__}: {first_line(error)}") from error
+
+
+_GUARDS = re.compile(
+    r"(?:[\s\d.+\-*/%(),<>=!]|\bL(?:\['\w+'\]|\[\d+\])+\.size\(\)\[\d+\]|\b(?:and|or|not|max|min|Max|Min|Mod|Eq|Ne|True|False)\b)*"
+)
+_NAMES = frozenset(("name", "as_name", "forward_arg_names"))
+_TABLES = frozenset(("tensor_values", "sym_int_values", "sym_float_values", "sym_bool_values", "custom_obj_values"))
+"""Their keys are names, too."""
+_UNUSED = frozenset(_SOURCES)
+"""What older files of Esper's say about their origin: kept as text, and never run."""
+_TEXTS = {
+    "target": _OPERATORS,
+    "as_operator": _OPERATORS,
+    "expr_str": _SIZES,
+    "guards_code": _GUARDS,
+    "in_spec": re.compile(r"[\w\s.,:\[\]{}\"\\-]*"),  # JSON about how inputs are nested, by names of types
+    "out_spec": re.compile(r"[\w\s.,:\[\]{}\"\\-]*"),
+    "as_string": re.compile(r"[\w\s.,:>\-]*"),  # a rounding mode, an equation of einsum
+    "as_strings": re.compile(r"[\w\s.,:>\-]*"),
+    "torch_version": re.compile(r"[\w.+]*"),
+}
+_PATH = re.compile(r"[\w.\-: /]*")
+"""All others: the path of a parameter, of a module, of a type. Without quotes and brackets it is no code."""
 
 
 def _check(content: bytes, path: Path) -> None:
@@ -129,32 +164,48 @@ def _check(content: bytes, path: Path) -> None:
         archive = torch._C.PyTorchFileReader(io.BytesIO(content))  # the reader that the loader uses
         names = archive.get_all_records()
         sizes = {name: archive.get_record_size(name) for name in names}
+        if (total := sum(sizes.values())) > len(content):  # torch packs without compression
+            raise ProgramError(f"{path} unpacks to {total:,} bytes, more than the file itself: it was not loaded")
         documents = [json.loads(archive.get_record(name)) for name in names if name.endswith(".json")]
-    except (RuntimeError, ValueError) as error:
-        raise ProgramError(f"{path} is not a .pt2 archive, or it is damaged: {_first_line(error)}") from error
+    except ProgramError:
+        raise
+    except (RuntimeError, ValueError, RecursionError) as error:
+        raise ProgramError(f"{path} is not a .pt2 archive, or it is damaged: {first_line(error)}") from error
     if strange := [name for name in names if not _RECORDS.fullmatch(name)]:
-        raise ProgramError(f"{path} holds {strange[0]!r}, which no program of a grown model needs: it was not loaded")
+        raise ProgramError(
+            f"{path} holds {strange[0]!r:.60}, which no program of a grown model needs: it was not loaded"
+        )
     if sizes.get("data/sample_inputs/model.pt"):
         raise ProgramError(f"{path} holds pickled example inputs: it was not written by Esper, and was not loaded")
     for key, value in (pair for document in documents for pair in _pairs(document)):
-        if (
-            (key == "use_pickle" and value)
-            or (key in ("target", "as_operator") and isinstance(value, str) and not _OPERATORS.fullmatch(value))
-            or (key == "expr_str" and not (isinstance(value, str) and _SIZES.fullmatch(value)))
-            or (isinstance(value, str) and ("__enum__" in value or "\\u" in value))  # imports any module by name
-        ):
+        if not _is_harmless(key, value):
             raise ProgramError(
-                f"{path} asks for {key} = {str(value)[:60]!r}, which is more than arithmetic: it was not loaded"
+                f"{path} asks for {key[:60]!r} = {str(value)[:60]!r}, which is more than arithmetic: it was not loaded"
             )
 
 
+def _is_harmless(key: str, value: Any) -> bool:
+    """`key` is where the value stands, or for a key of a table which table it is."""
+    if key == "use_pickle":
+        return value is False
+    if not isinstance(value, str):
+        return key not in ("expr_str", "guards_code")  # torch would take them for text all the same
+    if "__enum__" in value or ("\\u" in value and key not in _UNUSED):  # imports any module by name
+        return False
+    if key in _NAMES or key in _TABLES:
+        return not value or (value.isidentifier() and not keyword.iskeyword(value))
+    return key in _UNUSED or _TEXTS.get(key, _PATH).fullmatch(value) is not None
+
+
 def _pairs(document: Any) -> Iterator[tuple[str, Any]]:
-    """Every key and value, at every depth."""
-    pending = [document]
+    """Every value at every depth, with the key that it stands under; and every key, with the key of its table."""
+    pending: list[tuple[str, Any]] = [("", document)]
     while pending:
-        part = pending.pop()
+        key, part = pending.pop()
         if isinstance(part, dict):
-            yield from part.items()
-            pending.extend(part.values())
+            yield from ((key if key in _TABLES else "", name) for name in part)
+            pending.extend((name, value) for name, value in part.items())
         elif isinstance(part, list):
-            pending.extend(part)
+            pending.extend((key, value) for value in part)
+        else:
+            yield key, part

@@ -1,13 +1,14 @@
 """Read a saved model back. Data only: nothing is unpickled, and no code that lies in the directory is run.
 
 Esper's own hosts, and others given as `host=`, are rebuilt from `architecture.json` and `model.safetensors`. A host
-whose class is the user's can only come back as the program in `model.pt2`, which is checked first (see `program.py`).
+whose class is the user's can only come back as the program in `model.pt2`. A program may be made to run any code, so
+it is loaded for those who ask for it, and checked even then (see `program.py`).
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
@@ -16,85 +17,105 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file
-from torch import nn
+from torch import Tensor, nn
 
 from esper.actions import BLENDS
 from esper.growth.blueprints import LAYOUTS, VISIBILITIES, SlotShape, blueprint_names, enclosed, get_blueprint
+from esper.growth.folder import LoadError, first_line, open_file, read_architecture
 from esper.growth.graft import fill, graft
+from esper.growth.limits import Sizes, TooLargeError, without_memory
 from esper.growth.program import ProgramError, read_program
 from esper.growth.slot import preserved_rng
 from esper.growth.standalone import Graft, find_host
 from esper.lifecycle import IN_FORWARD, Stage
 
-FORMAT = "esper-model"
-FORMAT_VERSION = 2
-"""2: grafts say what they may read (`visibility`), and may stand where channels come last."""
+__all__ = ["LoadError", "assemble", "load"]
 
 
-class LoadError(ValueError):
-    """A directory that holds no usable model, with the reason."""
-
-
-def load(directory: str | Path, *, host: nn.Module | None = None) -> nn.Module:
+def load(directory: str | Path, *, host: nn.Module | None = None, trust_program: bool = False) -> nn.Module:
     """The model that `save` wrote to `directory`, on the CPU and in evaluation mode.
 
-    With one of Esper's own hosts this is an ordinary module that can be trained further. With a host of the user's own
-    class it is the exported program: it gives the same outputs, and can neither change its mode nor be grown. To get
-    an ordinary module there, too, pass a fresh `host` built as the saved one was; it is taken over, grafted and filled.
+    With one of Esper's own hosts this is an ordinary module that can be trained further. For a host of the user's own
+    class, pass a fresh `host` built as the saved one was; it is taken over, grafted and filled. Neither runs anything
+    that lies in the directory.
+
+    Without the class, `trust_program=True` loads the exported program: it gives the same outputs, and can neither
+    change its mode nor be grown. A program from a stranger can do whatever a Python file from a stranger can: Esper
+    refuses what it recognises, and cannot recognise everything.
     """
     folder = Path(directory)
-    architecture = _read_architecture(folder)
+    architecture = read_architecture(folder)
     known = isinstance(architecture["host"], dict) and architecture["host"].get("config") is not None
     if host is None and not known:
-        return _load_program(folder, architecture)
-    model = assemble(architecture, folder / "architecture.json", host)
+        return _load_program(folder, architecture, trusted=trust_program)
     weights = folder / "model.safetensors"
+    sizes = _weight_sizes(weights)
+    model = assemble(architecture, folder / "architecture.json", sizes, host)
     try:
         tensors = load_file(weights)
         _check_tied(architecture["tied"], tensors.keys(), folder / "architecture.json")
+        _check_kinds(model, tensors)
         fill(model, tensors, architecture["tied"])
-    except FileNotFoundError:
-        raise LoadError(f"there is no {weights}: without the weights there is no model") from None
     except LoadError:
         raise
     except (SafetensorError, OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise LoadError(f"{weights} is damaged or belongs to another model: {_first_line(error)}") from error
+        raise LoadError(f"{weights} is damaged or belongs to another model: {first_line(error)}") from error
     return model.eval()
 
 
-def _read_architecture(folder: Path) -> dict[str, Any]:
-    path = folder / "architecture.json"
+def _weight_sizes(weights: Path) -> Sizes:
     try:
-        found = json.loads(path.read_text(encoding="utf-8"))
+        open_file(weights).close()
+        return Sizes.read(weights)
     except FileNotFoundError:
-        raise LoadError(f"{folder} holds no saved model: there is no architecture.json in it") from None
-    except OSError as error:
-        raise LoadError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise LoadError(f"{path} is damaged: {_first_line(error)}") from error
-    if not isinstance(found, dict) or found.get("format") != FORMAT:
-        raise LoadError(f"{path} does not describe a model saved by Esper")
-    version = found.get("version")
-    if not isinstance(version, int) or version > FORMAT_VERSION:
-        raise LoadError(f"{path} has format {version}; this Esper reads up to {FORMAT_VERSION}: update Esper")
-    if missing := [key for key in ("host", "grafts", "tied") if key not in found]:
-        raise LoadError(f"{path} is damaged: it has no {missing[0]!r}")
-    return found
+        raise LoadError(f"there is no {weights}: without the weights there is no model") from None
+    except (SafetensorError, OSError) as error:
+        raise LoadError(f"{weights} is damaged: {first_line(error)}") from error
 
 
-def assemble(architecture: dict[str, Any], path: Path, host: nn.Module | None = None) -> nn.Module:
-    """The network that an architecture describes, with fresh weights: in the given host, or in one built from data."""
+def _check_kinds(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
+    """Precision may differ from what the constructor gives; integers for real numbers may not."""
+    for name, own in model.state_dict().items():
+        saved = tensors.get(name)
+        if isinstance(own, Tensor) and saved is not None and _kind(own) != _kind(saved):
+            raise ValueError(f"{name} is {saved.dtype} where the model has {own.dtype}")
+
+
+def _kind(tensor: Tensor) -> tuple[bool, bool, bool]:
+    return tensor.is_floating_point(), tensor.is_complex(), tensor.dtype is torch.bool
+
+
+def assemble(architecture: dict[str, Any], path: Path, sizes: Sizes, host: nn.Module | None = None) -> nn.Module:
+    """The network that an architecture describes, with fresh weights: in the given host, or in one built from data.
+
+    It is built without memory first, and refused if it has more than weights of these `sizes` could fill.
+    """
     try:
+        sizes.check_modules(len(architecture["grafts"]))
         grafts = [_read_graft(graft_data, path) for graft_data in architecture["grafts"]]
         with preserved_rng(torch.device("cpu")):
-            model = _build_host(architecture["host"], path) if host is None else host
-            device = next(model.parameters()).device
-            graft(model, [(g.path, _build_seed(g).to(device), float(g.alpha), _plain(g)) for g in grafts])
+            with without_memory(sizes):
+                if host is None:
+                    _grafted(_build_host(architecture["host"], path), grafts)
+                else:
+                    nn.ModuleList(_build_seed(record) for record in grafts)  # a list registers, and so counts, them
+            return _grafted(_build_host(architecture["host"], path) if host is None else host, grafts)
     except LoadError:
         raise
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, StopIteration) as error:
+    except TooLargeError as error:
+        raise LoadError(f"{path} describes another model than the weights beside it: {error}") from error
+    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, StopIteration, OverflowError) as error:
         whose = "a model that can be built" if host is None else f"this {type(host).__name__}"
-        raise LoadError(f"{path} does not describe {whose}: {_first_line(error)}") from error
+        raise LoadError(f"{path} does not describe {whose}: {first_line(error)}") from error
+
+
+def _grafted(model: nn.Module, grafts: list[Graft]) -> nn.Module:
+    device = next(model.parameters()).device
+    places = []
+    for record in grafts:
+        named = replace(record, class_name=_class_of(record).__name__)  # the seed's own, never the file's
+        places.append((record.path, _build_seed(record).to(device), float(record.alpha), _plain(named)))
+    graft(model, places)
     return model
 
 
@@ -104,7 +125,9 @@ def _build_host(data: dict[str, Any], path: Path) -> nn.Module:
         import_module("esper.tasks")
     kind = find_host(data["class"])
     if kind is None:
-        raise LoadError(f"{path} needs the host {data['class']!r}: import the file that registers it, or pass host=")
+        raise LoadError(
+            f"{path} needs the host {data['class']!r:.60}: import the file that registers it, or pass host="
+        )
     _check_types(data["config"], kind.__init__, f"{path} is damaged: the host's")
     return kind(**data["config"])
 
@@ -116,6 +139,8 @@ def _read_graft(data: Any, path: Path) -> Graft:
     _check_types(data, Graft, damaged)
     if not 0.0 <= graft.alpha <= 1.0:
         raise LoadError(f"{damaged} alpha must lie between 0 and 1, not be {graft.alpha}")
+    if not graft.class_name.isidentifier():
+        raise LoadError(f"{damaged} class_name must be a name, not {graft.class_name!r:.60}")
     stages = [stage.name for stage in Stage if stage in IN_FORWARD]
     for name, known in (("blend", BLENDS), ("layout", LAYOUTS), ("stage", stages), ("visibility", VISIBILITIES)):
         if getattr(graft, name) not in known:
@@ -156,21 +181,25 @@ def _check_tied(tied: Any, saved: Collection[str], path: Path) -> None:
     for name, other in tied.items():
         if name in saved or not isinstance(other, str) or other not in saved:
             raise LoadError(
-                f"{path} is damaged or belongs to other weights: {name!r} cannot share {other!r:.60}, because "
+                f"{path} is damaged or belongs to other weights: {name!r:.60} cannot share {other!r:.60}, because "
                 + ("it has weights of its own" if name in saved else "there is no such tensor")
             )
 
 
-def _build_seed(record: Graft) -> nn.Module:
+def _class_of(record: Graft) -> type[nn.Module]:
     if record.blueprint not in blueprint_names():
         raise LoadError(
-            f"the model grew the blueprint {record.blueprint!r}, which is not registered here: "
+            f"the model grew the blueprint {record.blueprint!r:.60}, which is not registered here: "
             "import the file that defines it, then load again"
         )
+    return get_blueprint(record.blueprint, record.layout).module  # type: ignore[arg-type]  # `_read_graft` has looked
+
+
+def _build_seed(record: Graft) -> nn.Module:
     # The saved arguments, not today's options: a blueprint may have been re-tuned since.
-    body = get_blueprint(record.blueprint, record.layout).module(**record.arguments)  # type: ignore[arg-type]
+    body = _class_of(record)(**record.arguments)
     shape = SlotShape(
-        record.layout,  # type: ignore[arg-type]  # `_read_graft` has looked
+        record.layout,  # type: ignore[arg-type]
         record.arguments["channels"],
         visibility=record.visibility,  # type: ignore[arg-type]
         channels_last=record.channels_last,
@@ -182,16 +211,22 @@ def _plain(record: Graft) -> dict[str, Any]:
     return {name: getattr(record, name) for name in Graft.__dataclass_fields__}
 
 
-def _load_program(folder: Path, architecture: dict[str, Any]) -> nn.Module:
+def _load_program(folder: Path, architecture: dict[str, Any], *, trusted: bool) -> nn.Module:
     path = folder / "model.pt2"
-    if not path.exists():
-        name = architecture["host"].get("class") if isinstance(architecture["host"], dict) else "host"
-        raise LoadError(f"{path} does not exist, and Esper cannot rebuild a {name}: pass host= with a fresh one")
+    name = architecture["host"].get("class") if isinstance(architecture["host"], dict) else None
+    name = name if isinstance(name, str) and name.isidentifier() else "host"
     try:
+        open_file(path).close()
+        if not trusted:
+            raise LoadError(
+                f"{folder} holds a {name}, which Esper cannot rebuild from data, and a program (model.pt2), which can "
+                f"run any code on this computer: pass host= with a fresh {name} to use the weights alone, or "
+                "trust_program=True if you trust whoever made the folder"
+            )
         return read_program(path)
+    except FileNotFoundError:
+        raise LoadError(
+            f"{path} does not exist, and Esper cannot rebuild a {name}: pass host= with a fresh one"
+        ) from None
     except (ProgramError, OSError) as error:
-        raise LoadError(str(error)) from error
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
+        raise LoadError(str(error).partition("\n")[0]) from error

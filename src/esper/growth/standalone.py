@@ -85,7 +85,10 @@ def model_source(host: nn.Module, grafts: Sequence[tuple[Graft, nn.Module]], tie
         collected.add(type(module))
     for part in (Grafted, graft, fill):
         collected.add(part)
-    lines = [f"        ({g.path!r}, {_constructor(g)}, {g.alpha!r}, {{}})," for g, _ in grafts]
+    lines = [
+        f"        ({_literal(g.path, 'a path')}, {_constructor(g, seed)}, {_literal(g.alpha, 'an alpha')}, {{}}),"
+        for g, seed in grafts
+    ]
     places = "\n".join(["[", *lines, "    ]"]) if lines else "[]"
     source = _TEMPLATE.format(
         host=type(host).__name__,
@@ -95,7 +98,7 @@ def model_source(host: nn.Module, grafts: Sequence[tuple[Graft, nn.Module]], tie
         classes="\n\n\n".join(collected.texts),
         config=_literal(getattr(host, "config", None), "the host's config"),
         places=places,
-        tied=tied,
+        tied=_literal(tied, "the names of tied weights"),
     )
     compile(source, "model.py", "exec")
     return source
@@ -109,12 +112,17 @@ def _nested(seed: nn.Module) -> list[nn.Module]:
     return found
 
 
-def _constructor(record: Graft) -> str:
+def _constructor(record: Graft, seed: nn.Module) -> str:
+    """How the source builds a seed, in names of its class: what a record says may come from a stranger's file."""
+    kind = type(_nested(seed)[-1])
+    if unknown := [key for key in record.arguments if key not in inspect.signature(kind).parameters]:
+        raise NotPortableError(f"{kind.__name__} has no argument {unknown[0]!r:.60}")
     arguments = ", ".join(f"{key}={_literal(value, record.blueprint)}" for key, value in record.arguments.items())
-    text = f"{record.class_name}({arguments})"
+    text = f"{kind.__name__}({arguments})"
+    layout = _literal(record.layout, "a layout")
     if record.blend == "gated":
-        causal = record.visibility != "both"
-        text = f"{Gated.__name__}({text}, {record.arguments['channels']!r}, {record.layout!r}, {causal})"
+        channels, causal = _literal(record.arguments["channels"], record.blueprint), record.visibility != "both"
+        text = f"{Gated.__name__}({text}, {channels}, {layout}, {causal})"
     return f"{ChannelsLast.__name__}({text})" if record.channels_last else text
 
 

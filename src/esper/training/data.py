@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sized
 from typing import Any
 
 import torch
@@ -43,12 +43,21 @@ def checked_data(data: Data, name: str, *, labels: bool) -> Checked:
             f"the {name} data must be (inputs, targets) as tensors or arrays, or a DataLoader, not "
             f"{type(data).__name__}"
         )
+    if isinstance(data, Sized) and _length(data) == 0:
+        raise ValueError(f"the {name} data are empty: give at least one example (a loader: at least one batch)")
     if isinstance(data, Iterator):
         raise ValueError(
             f"the {name} data can be read only once ({type(data).__name__}): give a DataLoader, or an object whose "
             "__iter__ starts again"
         )
     return data  # what is not tensors gives batches; each of them is looked at
+
+
+def _length(data: Sized) -> int | None:
+    try:
+        return len(data)
+    except TypeError:  # a DataLoader over an IterableDataset
+        return None
 
 
 def _rows(part: Any, what: str) -> Tensor:

@@ -105,6 +105,7 @@ def run_growth(
     for one in controllers:
         one.reset([seed])
     untrained = gather([learner.evaluate() for learner in learners])
+    _check_measured(untrained[0])
     engine = EagerEngine(
         learners, [Governor(learner, chance=chance) for learner, chance in zip(learners, untrained, strict=True)]
     )
@@ -121,6 +122,15 @@ def run_growth(
     return _finish(learners, before, untrained[0].accuracy, records[0], example, test)
 
 
+def _check_measured(evaluation: Evaluation) -> None:
+    """Everything that decides about growth compares the metric: nan is neither more nor less than anything."""
+    if math.isnan(evaluation.accuracy):
+        raise ValueError(
+            "the metric is nan on the validation data before the training: it must be a number for every example, or "
+            "for the whole set, whatever a model predicts"
+        )
+
+
 def _step(engine: EagerEngine, actions: list[Action], records: list[list[EpochRecord]], most_rollbacks: int) -> None:
     """One epoch. One that breaks is undone and training goes on; when that does not help either, give up."""
     for past, record in zip(records, engine.step(actions), strict=True):
@@ -129,8 +139,17 @@ def _step(engine: EagerEngine, actions: list[Action], records: list[list[EpochRe
         if record.verdict is not None and len(undone) == most_rollbacks:
             raise DivergedError(
                 f"training broke and was undone {most_rollbacks} times in a row; in epoch {record.epoch + 1}, "
-                f"{record.verdict.message}: lower the learning rate, or look for extreme values in the data"
+                f"{record.verdict.message}: {_remedy(engine.learners[0].model)}"
             )
+
+
+def _remedy(model: nn.Module) -> str:
+    if any(parameter.dtype is torch.float16 for parameter in model.parameters()):
+        return (
+            "the model is in float16, in which small gradients become 0 and large ones infinite, and Adam divides by 0 "
+            "(its eps of 1e-8 is 0): train it in single precision, model.float(), or in model.bfloat16()"
+        )
+    return "lower the learning rate, or look for extreme values in the data"
 
 
 def _finish(

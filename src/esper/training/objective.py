@@ -40,6 +40,8 @@ from esper.training.set_scores import ScoreError, logits_of
 Constant = Literal["class", "mean"]
 """The most frequent class, or the mean of the targets."""
 _Result = TypeVar("_Result")
+ROUNDING = 1e-14
+"""Variance, relative to the mean square, that is rounding alone."""
 
 
 class Kind(Enum):
@@ -148,6 +150,7 @@ def fit_objective(
     """Loss and score, tried on `batch`, the first of the validation set. `targets` are some of the training's."""
     check_metric(metric, metric_scale)
     seen = _Seen(feed, targets, *batch, _outputs(model, batch), _on_device(loss, batch[1]), kind_of(loss))
+    _check_targets(seen)
     ignored = _ignored(loss)
     classes = _class_count(seen) if integers_are_classes(loss) and not targets.is_floating_point() else None
     if classes is not None:
@@ -165,6 +168,14 @@ def fit_objective(
         tries = _tries(model, seen)
         score = _tried("metric", lambda: fit_metric(metric, metric_scale, tries, count), seen)
     return Objective(chosen, score, classes, ignored, constant)
+
+
+def _check_targets(seen: _Seen) -> None:
+    """Refuse targets that are all the same, unless a loss of the person's own may have another use for them."""
+    if isinstance(seen.feed, TensorFeed) and (seen.loss is None or seen.kind is not None):
+        targets = seen.feed.train.y
+        if len(targets) > 1 and bool((targets == targets[:1]).all()):
+            raise ValueError("all train targets are the same: there is nothing to learn from them")
 
 
 # -- loss ---------------------------------------------------------------------------------------------------------
@@ -315,7 +326,10 @@ def _variance(seen: _Seen) -> Tensor:
         rows = _columns(part.detach().double(), fixed=isinstance(seen.feed, TensorFeed))
         count += len(rows)
         total, squares = total.to(rows.device) + rows.sum(0), squares.to(rows.device) + rows.square().sum(0)
-    return (squares / count - (total / count).square()).mean().clamp_min(1e-12)
+    variance = (squares / count - (total / count).square()).mean()
+    if count > 1 and float(variance) <= ROUNDING * float((squares / count).mean()):
+        raise ObjectiveError("all targets are the same: the default metric, R², needs their variance")
+    return variance.clamp_min(1e-12)
 
 
 def _columns(targets: Tensor, *, fixed: bool) -> Tensor:

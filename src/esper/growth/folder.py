@@ -1,0 +1,131 @@
+"""The files of a saved model: which there are, that they are whole, and that they are those that were saved.
+
+Every file has a digest in `architecture.json`, which is written last and has one of itself. Digests find damage, not
+malice: whoever changes a file on purpose can write the digest that fits.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import stat
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from esper.growth.limits import MOST_JSON_BYTES
+
+ARCHITECTURE = "architecture.json"
+FILES = ("model.safetensors", "model.pt2", "model.py", "history.json")
+"""All others that a folder may have."""
+
+FORMAT = "esper-model"
+FORMAT_VERSION = 3
+"""2: grafts say what they may read (`visibility`), and may stand where channels come last. 3: digests."""
+FIRST_WITH_DIGESTS = 3
+
+
+class LoadError(ValueError):
+    """A directory that holds no usable model, with the reason."""
+
+
+def with_digests(architecture: dict[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
+    """The architecture with the digest of each file, and of itself."""
+    digests = {name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in files.items() if content}
+    return _with_own_digest({**architecture, "digests": digests})
+
+
+def sealed(architecture: dict[str, Any], folder: Path) -> dict[str, Any]:
+    """The same for files that are there already: for tests, and for whoever changes a folder by hand."""
+    found = {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
+    return with_digests(architecture, found)
+
+
+def _with_own_digest(architecture: dict[str, Any]) -> dict[str, Any]:
+    return {**architecture, "digests": {**architecture["digests"], ARCHITECTURE: _own_digest(architecture)}}
+
+
+def _own_digest(architecture: dict[str, Any]) -> str:
+    """Of the data without this digest, so that neither layout nor order of the text matters."""
+    others = {name: digest for name, digest in architecture["digests"].items() if name != ARCHITECTURE}
+    text = json.dumps({**architecture, "digests": others}, sort_keys=True, separators=(",", ":"))
+    return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
+
+
+def read_architecture(folder: Path) -> dict[str, Any]:
+    """`architecture.json`, after a look at every file beside it that it names."""
+    path = folder / ARCHITECTURE
+    try:
+        with open_file(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            if size > MOST_JSON_BYTES:
+                raise LoadError(f"{path} has {size:,} bytes: at most {MOST_JSON_BYTES:,} are read")
+            found = json.loads(file.read(MOST_JSON_BYTES).decode())
+    except FileNotFoundError:
+        if any((folder / name).exists() for name in FILES):
+            raise LoadError(
+                f"{folder} holds a model that was not saved to the end: there is no {ARCHITECTURE}, which is written "
+                "last; save the model again"
+            ) from None
+        raise LoadError(f"{folder} holds no saved model: there is no {ARCHITECTURE} in it") from None
+    except LoadError:
+        raise
+    except OSError as error:
+        raise LoadError(f"{path} cannot be read: {error.strerror}") from error
+    except (ValueError, RecursionError) as error:
+        raise LoadError(f"{path} is damaged: {first_line(error)}") from error
+    _check_format(found, path)
+    _check_digests(found, folder)
+    return found  # type: ignore[no-any-return]
+
+
+def _check_format(found: Any, path: Path) -> None:
+    if not isinstance(found, dict) or found.get("format") != FORMAT:
+        raise LoadError(f"{path} does not describe a model saved by Esper")
+    version = found.get("version")
+    if type(version) is not int or not 1 <= version <= FORMAT_VERSION:
+        raise LoadError(f"{path} has format {version!r:.60}; this Esper reads up to {FORMAT_VERSION}: update Esper")
+    required = ("host", "grafts", "tied", *(("digests",) if version >= FIRST_WITH_DIGESTS else ()))
+    if missing := [key for key in required if key not in found]:
+        raise LoadError(f"{path} is damaged: it has no {missing[0]!r}")
+
+
+def _check_digests(architecture: dict[str, Any], folder: Path) -> None:
+    path = folder / ARCHITECTURE
+    digests = architecture.get("digests")
+    if digests is None:  # saved before there were any
+        return
+    if not isinstance(digests, dict) or not digests.keys() <= {ARCHITECTURE, *FILES}:
+        raise LoadError(f"{path} is damaged: its digests are not those of a model's files")
+    if digests.get(ARCHITECTURE) != _own_digest(architecture):
+        raise LoadError(f"{path} is damaged, or was changed after it was saved: its digest does not fit")
+    for name in FILES:
+        if name not in digests:  # not of this model; a person may keep files of their own here
+            continue
+        try:
+            with open_file(folder / name) as file:
+                digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
+        except FileNotFoundError:
+            continue  # who needs it will miss it; a folder may be kept without, say, model.pt2
+        except OSError as error:
+            raise LoadError(f"{folder / name} cannot be read: {error.strerror}") from error
+        if digest != digests[name]:
+            raise LoadError(f"{folder / name} is damaged, or was changed after it was saved: its digest does not fit")
+
+
+def open_file(path: Path) -> io.BufferedReader:
+    """A plain file, opened for reading. A pipe or a device would block, or never end."""
+    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    file = os.fdopen(descriptor, "rb") if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+    if file is None:
+        os.close(descriptor)
+        raise LoadError(f"{path} is not a file")
+    return file
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, fit to be printed: a damaged file may put anything into it."""
+    line = str(error).strip().partition("\n")[0][:200] or type(error).__name__
+    return line if line.isprintable() else ascii(line)
