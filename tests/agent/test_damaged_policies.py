@@ -236,7 +236,7 @@ def test_a_run_takes_nothing_over_that_does_not_fit(tmp_path: Path, change: Chan
 
 @pytest.mark.parametrize("values", [False, True])
 def test_every_flipped_bit_is_noticed(tmp_path: Path, values: bool) -> None:
-    """One bit of each byte of the header, and a sample of the tensors' bits; also for what the header says of itself."""
+    """One bit of each byte of the header, and a sample of the tensors' bits."""
     agent, path = make_agent(CueMemory(2), PPOConfig(), 4), tmp_path / "run.safetensors"
     agent.save(path)
     whole = path.read_bytes()

@@ -130,7 +130,9 @@ def _read(path: Path, device: torch.device | str) -> tuple[int, Checkpoint]:
 
 def _parse_header(path: Path, header: str | None) -> tuple[int, dict[str, Any]]:
     if header is None:
-        raise CheckpointError(f"{path} holds tensors, but is not one of Esper's checkpoints (no {_HEADER!r} header)")
+        raise DamagedCheckpointError(
+            f"{path} holds tensors, but is not one of Esper's checkpoints (no {_HEADER!r} header)"
+        )
     try:
         parsed = json.loads(header)
     except (ValueError, RecursionError) as error:
@@ -222,10 +224,7 @@ def _from_1_to_2(tensors: dict[str, Tensor], data: dict[str, Any]) -> tuple[dict
 
 
 UPGRADES[1] = _from_1_to_2
-UPGRADES[2] = lambda tensors, data: (
-    tensors,
-    data,
-)  # version 3 adds the digest, which every file gets when it is written
+UPGRADES[2] = lambda tensors, data: (tensors, data)  # the digest of version 3 comes with writing
 
 
 # --- configurations ---------------------------------------------------------------------------------------------------

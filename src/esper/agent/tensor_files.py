@@ -108,7 +108,7 @@ class _Digest:
 
     def add(self, name: str, tensor: Tensor) -> None:
         self._sha.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        self._sha.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy())
+        self._sha.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
 
     def text(self) -> str:
         return self._sha.hexdigest()
