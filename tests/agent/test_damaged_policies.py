@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -94,7 +95,9 @@ WRONG_DATA: list[tuple[Change, str]] = [
     (lambda t, d: d["network"].update(policy_gain=float("nan")), "policy_gain must be a number"),
     (lambda t, d: d["network"].update(policy_gain=10**30), "policy_gain must be a number"),
     (lambda t, d: d["network"].update(encoder="x"), "encoder must be 'slots' or 'vector', not 'x'"),
-    (lambda t, d: d["network"].update(layout=3), "layout must be text, not 3"),
+    (lambda t, d: d["network"].update(layout=3), "layout must be a line of text, not 3"),
+    (lambda t, d: d["network"].update(layout="a\nb"), "layout must be a line of text"),
+    (lambda t, d: d["network"].update(layout="x" * 10_000), "layout must be a line of text"),
     *((lambda t, d, s=space: d["network"].update(space=s), "space must be a list") for space in (5, [], [[1]], [5])),
     (lambda t, d: d["network"].update(space=[[False] * 4]), "must use the op head"),
     (lambda t, d: d["caller"].update(blueprints=7), "the kinds of seed that it knows must be a list, not 7"),
@@ -180,6 +183,19 @@ def test_damaged_files_of_version_1(tmp_path: Path, damage: dict[str, Any], name
     for key in ("optimizer", "config", "update_count"):
         torch.save({k: v for k, v in WHOLE.items() if k != key}, path)
         refused(inspect_checkpoint, path, f"needs '{key}'")
+
+
+@pytest.mark.parametrize("read", [inspect_checkpoint, upgrade_checkpoint])
+def test_files_of_version_1_that_would_fill_the_memory(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    """Ten gigabytes from a few bytes: one number that is said to be many, or zeros that were compressed."""
+    path = tmp_path / "bomb.pt"
+    torch.save({**WHOLE, "network": {"a": torch.zeros(1).expand(10**10)}}, path)
+    refused(read, path, "network/a says more than the file holds")
+    torch.save({**WHOLE, "network": {"a": torch.zeros(1000)}}, tmp_path / "stored.pt")
+    with zipfile.ZipFile(tmp_path / "stored.pt") as stored, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in stored.namelist():
+            packed.writestr(name, stored.read(name))
+    refused(read, path, "compressed")
 
 
 def test_a_run_does_not_go_on_from_a_damaged_checkpoint(tmp_path: Path) -> None:

@@ -334,7 +334,7 @@ def test_settings_that_make_no_sense(make: object, message: str) -> None:
 def test_learning_that_breaks_gives_no_weights() -> None:
     """By its weights, or by a held-out loss that never is a number; a share of errors does not show the former."""
     module, rows = fitted()
-    pace, half = Pace(1, 4, 1e-3, 0), torch.tensor(0.5)
+    pace = Pace(1, 4, 1e-3, 0)
     with pytest.raises(BrokenLearningError, match="weights of the policy became NaN or infinite in epoch 1"):
         fit(
             "policy", module, rows, lambda part: module.weight.sum() * math.nan, lambda: torch.tensor(0.5), pace, silent

@@ -38,6 +38,8 @@ DIGEST_VERSION = 3
 """From here on a file without a digest is damaged."""
 
 _HEADER = "esper"
+LONGEST = 200
+"""Characters of a text in a network's configuration: it is shown in messages."""
 
 
 class CheckpointError(ValueError):
@@ -187,6 +189,8 @@ def _read_old(path: Path, as_tensors: TensorFileError) -> tuple[int, dict[str, A
         raise DamagedCheckpointError(
             f"{path} is damaged, or is not a checkpoint of Esper; it was not loaded ({as_tensors})"
         ) from as_tensors
+    if not _is_stored(path):
+        raise DamagedCheckpointError(f"{path} is damaged, or compressed as no checkpoint is; it was not loaded")
     try:
         with path.open("rb") as file:  # by its content: torch would take a name in .safetensors at its word
             content = torch.load(file, map_location="cpu", weights_only=True)
@@ -211,8 +215,19 @@ def _read_old(path: Path, as_tensors: TensorFileError) -> tuple[int, dict[str, A
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
             raise DamagedCheckpointError(f"{path} is damaged: {name} must be a tensor, not {shown(tensor)}")
+        if tensor.layout != torch.strided or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise DamagedCheckpointError(f"{path} is damaged: {name} says more than the file holds")
     tensors["update_count"] = torch.tensor(content["update_count"])
     return content["version"], {"network": dict(content["config"])}, tensors
+
+
+def _is_stored(path: Path) -> bool:
+    """Whether nothing in the archive is compressed, as torch writes it: then no more is read than the file holds."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+    except Exception:  # zipfile, too, raises half a dozen kinds
+        return False
 
 
 def _from_1_to_2(tensors: dict[str, Tensor], data: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -262,7 +277,7 @@ def _check_setting(name: str, value: Any) -> None:
     elif name == "encoder":
         fits, wanted = value in ("slots", "vector"), "'slots' or 'vector'"
     else:
-        fits, wanted = isinstance(value, str), "text"
+        fits, wanted = isinstance(value, str) and value.isprintable() and len(value) <= LONGEST, "a line of text"
     if not fits:
         raise CheckpointError(f"network configuration: {name} must be {wanted}, not {shown(value)}")
 
