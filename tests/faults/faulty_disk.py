@@ -15,6 +15,7 @@ from __future__ import annotations
 import builtins
 import errno
 import io
+import json
 import os
 import pickle
 import shutil
@@ -44,8 +45,9 @@ class Durable:
 class FaultyDisk:
     """Everything under `root`. `mode`: "count" fails never, "kill", "cut" and "full" at operation `at`."""
 
-    def __init__(self, root: Path, mode: str, at: int, cut_file: Path) -> None:
-        self.root, self.mode, self.at, self.cut_file = root.resolve(), mode, at, cut_file
+    def __init__(self, root: Path, mode: str, at: int, scratch: Path) -> None:
+        """What a process that is killed must leave to the tests goes to `scratch`."""
+        self.root, self.mode, self.at, self.scratch = root.resolve(), mode, at, scratch
         self.operations: list[str] = []
         self.durable = Durable()
         self._note_folder(self.root)
@@ -61,8 +63,13 @@ class FaultyDisk:
                 raise FULL if what.startswith("sql") else OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
             return
         if self.mode == "cut":
-            self.cut_file.write_bytes(pickle.dumps(self.durable))
+            (self.scratch / "cut").write_bytes(pickle.dumps(self.durable))
+        self.tell(self.operations[:-1])
         os.kill(os.getpid(), signal.SIGKILL)
+
+    def tell(self, operations: list[str]) -> None:
+        """Which were carried out."""
+        (self.scratch / "operations.json").write_text(json.dumps(operations))
 
     # -- Python's files ------------------------------------------------------------------------------------------------
 

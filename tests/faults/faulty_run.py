@@ -31,7 +31,7 @@ class Outcome:
     said: str
     """On standard error."""
     operations: list[str]
-    """Those of a process that was not killed."""
+    """That were carried out."""
 
 
 class Forker:
@@ -59,8 +59,7 @@ class Forker:
             self._process.stdin.write(json.dumps(job) + "\n")
             self._process.stdin.flush()
             code = int(self._process.stdout.readline())
-        traced = self.scratch / "operations.json"
-        operations = json.loads(traced.read_text()) if code >= 0 else []
+        operations = json.loads((self.scratch / "operations.json").read_text())
         return Outcome(code, (self.scratch / "stderr").read_text(), operations)
 
     @property
@@ -106,7 +105,7 @@ def child(job: dict[str, Any]) -> None:
     scratch = Path(job["scratch"])
     for stream, name in ((1, "stdout"), (2, "stderr")):
         os.dup2(os.open(scratch / name, os.O_CREAT | os.O_TRUNC | os.O_WRONLY), stream)
-    disk = FaultyDisk(Path(job["root"]), job["mode"], job["at"], scratch / "cut")
+    disk = FaultyDisk(Path(job["root"]), job["mode"], job["at"], scratch)
     disk.install()
     code = 99
     try:
@@ -116,7 +115,7 @@ def child(job: dict[str, Any]) -> None:
 
         traceback.print_exc()
     finally:
-        (scratch / "operations.json").write_text(json.dumps(disk.operations))
+        disk.tell(disk.operations)
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

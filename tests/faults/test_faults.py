@@ -60,8 +60,8 @@ class Campaign:
         problem = _ended_badly(failure, failed)
         if failure == "cut" and failed.code == -9:
             after_power_cut(root, forker.cut_file, names_synced=how == "names")
-        if failure != "full" and newest(root / "run") < promised(self.undisturbed.operations[:at]):
-            problem = f"update {promised(self.undisturbed.operations[:at])} was saved and is gone"
+        if newest(root / "run") < promised(failed.operations):
+            problem = f"update {promised(failed.operations)} was saved and is gone"
         if how == "twice":
             forker.train(root, failure, random.Random(at).randrange(60))
         resumed = forker.train(root)
