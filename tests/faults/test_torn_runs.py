@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+import signal
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from esper.agent.config import PPOConfig
 from esper.cli import main
 from esper.training import run_folder
 from esper.training.catalogue import make_controller, policy_file
+from esper.training.interrupt import interruptible
 from esper.training.loop import Trainer, TrainingBrokenError
 from esper.training.run_folder import RunFolder, RunFolderError
 from esper.training.train_config import TrainConfig
@@ -172,6 +175,17 @@ def test_the_configuration_is_written_under_the_lock(tmp_path: Path, monkeypatch
     with folder.lock():
         assert main(["train", "--resume", str(folder.path), "--updates", "9"]) == 1
     assert folder.config_file.read_bytes() == before
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_every_polite_signal_ends_a_run_after_its_update(number: signal.Signals) -> None:
+    before = signal.getsignal(number)
+    with interruptible() as interrupt:
+        os.kill(os.getpid(), number)
+        assert interrupt.requested
+        with pytest.raises(KeyboardInterrupt):  # whoever asks twice does not wait
+            os.kill(os.getpid(), number)
+    assert signal.getsignal(number) == before
 
 
 def test_a_lock_that_is_a_link_is_not_followed(tmp_path: Path) -> None:
