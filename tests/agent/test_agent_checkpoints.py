@@ -211,14 +211,15 @@ def test_version_1_is_refused_with_the_command_and_upgraded_by_it(tmp_path):
 def test_steps_chain_and_a_missing_one_is_named(tmp_path, monkeypatch):
     path = tmp_path / "a"
     save_checkpoint(path, {"x": torch.ones(1)}, {})
-    monkeypatch.setattr(checkpoints, "CHECKPOINT_VERSION", 4)
-    with pytest.raises(CheckpointError, match="no way from version 2 to 3"):
+    monkeypatch.setattr(checkpoints, "CHECKPOINT_VERSION", 5)
+    monkeypatch.setattr(checkpoints, "READ_VERSIONS", (5,))
+    with pytest.raises(CheckpointError, match="no way from version 3 to 4"):
         upgrade_checkpoint(path)
-    monkeypatch.setitem(checkpoints.UPGRADES, 2, lambda t, d: ({"y": t["x"] + 1}, {**d, "by": [2]}))
-    monkeypatch.setitem(checkpoints.UPGRADES, 3, lambda t, d: ({"z": t["y"] + 1}, {**d, "by": [*d["by"], 3]}))
+    monkeypatch.setitem(checkpoints.UPGRADES, 3, lambda t, d: ({"y": t["x"] + 1}, {**d, "by": [3]}))
+    monkeypatch.setitem(checkpoints.UPGRADES, 4, lambda t, d: ({"z": t["y"] + 1}, {**d, "by": [*d["by"], 4]}))
     upgrade_checkpoint(path)
     loaded = load_checkpoint(path)
-    assert loaded.data == {"by": [2, 3]}
+    assert loaded.data == {"by": [3, 4]}
     assert loaded.tensors["z"].item() == 3.0
 
 

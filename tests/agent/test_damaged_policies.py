@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from torch import Tensor
-from toy_environments import CueMemory, make_agent
+from toy_environments import CueMemory, make_agent, train
 
 import esper
 from esper.agent.checkpoints import (
@@ -23,8 +25,10 @@ from esper.agent.checkpoints import (
 )
 from esper.agent.config import PPOConfig
 from esper.agent.controller import LearnedController
+from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.agent.ppo import load_policy
 from esper.agent.shipped import shipped_path
+from esper.agent.warm_start import save_policy
 
 Change = Callable[[dict[str, Tensor], dict[str, Any]], object]
 
@@ -91,7 +95,9 @@ WRONG_DATA: list[tuple[Change, str]] = [
     (lambda t, d: d["network"].update(policy_gain=float("nan")), "policy_gain must be a number"),
     (lambda t, d: d["network"].update(policy_gain=10**30), "policy_gain must be a number"),
     (lambda t, d: d["network"].update(encoder="x"), "encoder must be 'slots' or 'vector', not 'x'"),
-    (lambda t, d: d["network"].update(layout=3), "layout must be text, not 3"),
+    (lambda t, d: d["network"].update(layout=3), "layout must be a line of text, not 3"),
+    (lambda t, d: d["network"].update(layout="a\nb"), "layout must be a line of text"),
+    (lambda t, d: d["network"].update(layout="x" * 10_000), "layout must be a line of text"),
     *((lambda t, d, s=space: d["network"].update(space=s), "space must be a list") for space in (5, [], [[1]], [5])),
     (lambda t, d: d["network"].update(space=[[False] * 4]), "must use the op head"),
     (lambda t, d: d["caller"].update(blueprints=7), "the kinds of seed that it knows must be a list, not 7"),
@@ -179,6 +185,19 @@ def test_damaged_files_of_version_1(tmp_path: Path, damage: dict[str, Any], name
         refused(inspect_checkpoint, path, f"needs '{key}'")
 
 
+@pytest.mark.parametrize("read", [inspect_checkpoint, upgrade_checkpoint])
+def test_files_of_version_1_that_would_fill_the_memory(tmp_path: Path, read: Callable[[Path], object]) -> None:
+    """Ten gigabytes from a few bytes: one number that is said to be many, or zeros that were compressed."""
+    path = tmp_path / "bomb.pt"
+    torch.save({**WHOLE, "network": {"a": torch.zeros(1).expand(10**10)}}, path)
+    refused(read, path, "network/a says more than the file holds")
+    torch.save({**WHOLE, "network": {"a": torch.zeros(1000)}}, tmp_path / "stored.pt")
+    with zipfile.ZipFile(tmp_path / "stored.pt") as stored, zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed:
+        for name in stored.namelist():
+            packed.writestr(name, stored.read(name))
+    refused(read, path, "compressed")
+
+
 def test_a_run_does_not_go_on_from_a_damaged_checkpoint(tmp_path: Path) -> None:
     agent, path = make_agent(CueMemory(2), PPOConfig(), 4), tmp_path / "run.safetensors"
     agent.save(path)
@@ -186,3 +205,89 @@ def test_a_run_does_not_go_on_from_a_damaged_checkpoint(tmp_path: Path) -> None:
     for name in ("update_count", "recurrent/cell", "values/mean", "network/op_head.out.bias"):
         save_checkpoint(path, {n: t for n, t in whole.tensors.items() if n != name}, whole.data)
         refused(agent.load, path, "is damaged: .*" + name.rpartition("/")[2])
+
+
+WRONG_STATES: list[tuple[Change, str]] = [
+    (lambda t, d: t.update({"optimizer/0/exp_avg": t["optimizer/0/exp_avg"][:1].clone()}), "optimizer/0/exp_avg is"),
+    (lambda t, d: t.update({"optimizer/3/exp_avg_sq": torch.zeros(1)}), "optimizer/3/exp_avg_sq is"),
+    (lambda t, d: t.update({"optimizer/0/exp_avg": t["optimizer/0/exp_avg"].double()}), "is torch.float64"),
+    (lambda t, d: t.update({"optimizer/0/step": torch.zeros(2)}), "optimizer/0/step is"),
+    (lambda t, d: t.update({"optimizer/0/step": torch.tensor(-5.0)}), "optimizer/0/step contains a negative"),
+    (lambda t, d: t["optimizer/0/exp_avg"].fill_(float("nan")), "optimizer/0/exp_avg contains NaN"),
+    (lambda t, d: t["optimizer/0/exp_avg_sq"].fill_(-1.0), "optimizer/0/exp_avg_sq contains a negative"),
+    (lambda t, d: t.pop("optimizer/1/exp_avg_sq"), r"it lacks optimizer/1/exp_avg_sq \(1"),
+    (
+        lambda t, d: [t.pop(f"optimizer/1/{k}") for k in ("step", "exp_avg", "exp_avg_sq")],
+        r"it lacks optimizer/1/\w+ \(",
+    ),
+    (lambda t, d: t.update({"optimizer/999/step": torch.zeros(())}), "no place for optimizer/999/step"),
+    (lambda t, d: t.update({"optimizer/x": torch.zeros(())}), "no place for optimizer/x"),
+    (lambda t, d: t.update({"more": torch.zeros(())}), "no place for more"),
+    (lambda t, d: t.update({"recurrent/cell": torch.zeros(1, 2, 3)}), "recurrent/cell is"),
+    (lambda t, d: t["recurrent/hidden"].fill_(float("inf")), "recurrent/hidden contains NaN or infinity"),
+    (lambda t, d: t.update({"start": torch.zeros(7, dtype=torch.bool)}), "start is"),
+    (lambda t, d: t.update({"generator": torch.zeros(9, dtype=torch.uint8)}), "generator is"),
+    (lambda t, d: t["generator"].fill_(255), "generator holds no state of a random generator"),
+    (lambda t, d: [t.pop(n) for n in ("generator", "start", "recurrent/cell", "recurrent/hidden")], "lacks generator"),
+    (lambda t, d: t.update({"update_count": torch.tensor(1.5)}), "update_count is"),
+    (lambda t, d: t.update({"update_count": torch.tensor(-1)}), "update_count is negative"),
+]
+
+
+@pytest.mark.parametrize(("change", "match"), WRONG_STATES)
+def test_a_run_takes_nothing_over_that_does_not_fit(tmp_path: Path, change: Change, match: str) -> None:
+    """Moments of other shapes made the fused optimizer write past their end: a segmentation fault at --resume."""
+    env = CueMemory(2)
+    agent, path = make_agent(env, PPOConfig(), 4), tmp_path / "run.safetensors"
+    train(env, agent, 2 * 4)
+    agent.save(path)
+    whole, before = load_checkpoint(path), agent.state_dict()
+    tensors, data = dict(whole.tensors), dict(whole.data)
+    change(tensors, data)
+    save_checkpoint(path, tensors, data)
+    refused(agent.load, path, "is damaged: a run cannot go on from it .*" + match)
+    after = agent.state_dict()
+    assert all(torch.equal(before[name], after[name]) for name in before)  # nothing was taken over, not even in part
+
+
+@pytest.mark.parametrize("values", [False, True])
+def test_every_flipped_bit_is_noticed(tmp_path: Path, values: bool) -> None:
+    """One bit of each byte of the header, and a sample of the tensors' bits."""
+    agent, path = make_agent(CueMemory(2), PPOConfig(), 4), tmp_path / "run.safetensors"
+    agent.save(path)
+    whole = path.read_bytes()
+    header = 8 + int.from_bytes(whole[:8], "little")
+    rng = random.Random(0)
+    places = rng.sample(range(header, len(whole)), 150) if values else range(header)
+    for place in places:
+        damaged = bytearray(whole)
+        damaged[place] ^= 1 << rng.randrange(8)
+        path.write_bytes(damaged)
+        refused(load_checkpoint, path, "damaged|holds tensors, but is not|version")
+
+
+def test_files_from_before_there_was_a_digest_are_read(tmp_path: Path) -> None:
+    """As they are: they have version 2. The policies that come with Esper are such files."""
+    path = tmp_path / "old.safetensors"
+    header = json.dumps({"version": 2, "data": {"n": 1}})
+    save_file({"x": torch.ones(2)}, path, metadata={"esper": header})
+    assert load_checkpoint(path).data == {"n": 1}
+    assert inspect_checkpoint(shipped_path("small-conv")).version == 2
+    LearnedController.load(shipped_path("small-conv"))
+    assert upgrade_checkpoint(path) == (2, path)
+    assert inspect_checkpoint(path).current
+    save_file({"x": torch.ones(2)}, path, metadata={"esper": header.replace("2", "3", 1)})
+    refused(load_checkpoint, path, "has lost the digest of its contents")
+
+
+def test_a_policy_that_cannot_decide_is_not_written(tmp_path: Path) -> None:
+    env = CueMemory(2)
+    network = make_agent(env, PPOConfig(), 4).network
+    units = ObservationNormaliser(network.config.overall_features, network.config.slot_features), ValueNormaliser()
+    path = tmp_path / "policy.safetensors"
+    save_policy(path, network, *units, {})
+    path.unlink()
+    with torch.no_grad():
+        network.value_output.bias.fill_(float("nan"))
+    refused(lambda path: save_policy(path, network, *units, {}), path, "was not written: .* contains NaN or infinity")
+    assert not path.exists()

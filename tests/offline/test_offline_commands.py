@@ -7,12 +7,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import shutil
 from pathlib import Path
 
 import pytest
 import torch
 
 from esper.agent.checkpoints import inspect_checkpoint, load_checkpoint
+from esper.agent.tensor_files import read_tensor_file, write_tensor_file
 from esper.cli import main
 from esper.offline.episodes import growth_schema
 from esper.offline.recording import read
@@ -101,6 +103,32 @@ def test_what_cannot_be_used_ends_with_one_line(command: str, recording: Path, t
         assert f"esper {command}: {file} was refused" in only_line(capsys, [command, str(bad)])
     file.write_bytes(whole)
     assert "too few to learn from" in only_line(capsys, [command, str(bad)])
+
+
+@pytest.mark.parametrize("command", ["clone", "offline"])
+@pytest.mark.parametrize("name", ["observation.overall", "observation.slots", "observation.costs", "reward"])
+def test_numbers_too_large_to_learn_from_are_refused(
+    command: str, name: str, recording: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    """Their squares are infinite: the policy that was written could not be loaded, and the command said it was fine."""
+    bad, out = tmp_path / "bad", tmp_path / "learned.safetensors"
+    shutil.copytree(recording, bad)
+    for path in bad.glob("*.safetensors"):  # in all: some are held out
+        file = read_tensor_file(path, "esper-episodes")
+        file.tensors[name].view(-1)[0] = 3e38
+        write_tensor_file(path, file.tensors, "esper-episodes", json.loads(file.header or ""))
+    words = [command, str(bad), "--out", str(out), "--epochs", "1", "--compare-episodes", "0"]
+    assert f"{name} holds 3e+38, which is too large to learn from" in only_line(capsys, words)
+    assert not out.exists()
+
+
+@pytest.mark.parametrize(("option", "value"), [("temperature", "nan"), ("temperature", "inf"), ("conservative", "nan")])
+def test_settings_that_are_no_numbers_are_refused(
+    option: str, value: str, recording: Path, tmp_path: Path, capsys: Capture
+) -> None:
+    out = tmp_path / "learned.safetensors"
+    assert option in only_line(capsys, ["offline", str(recording), "--out", str(out), f"--{option}", value])
+    assert not out.exists()
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,16 @@ from esper.offline.cloning import CloneConfig, balanced, class_weights, counted
 from esper.offline.critic import ActionValues, FactoredCritic, Twin
 from esper.offline.diversity import diversity, effective_number
 from esper.offline.episodes import Episodes, RecordingError
-from esper.offline.fitting import Pace, fit, imitation_losses, mean_where, new_network, newest_share
+from esper.offline.fitting import (
+    BrokenLearningError,
+    Pace,
+    fit,
+    imitation_losses,
+    mean_where,
+    new_network,
+    newest_share,
+    silent,
+)
 from esper.offline.iql import IQLConfig, advantage_weights, bellman_target, expectile_loss
 from esper.offline.rows import Rows, Units, discounted_returns, prepare, split, units_of
 from esper.policy.distribution import GROWTH_ACTIONS, FactoredLogits
@@ -312,12 +321,33 @@ def test_diversity_tells_a_single_teacher_from_a_mixture() -> None:
         (lambda: IQLConfig(expectile=1.0), "expectile"),
         (lambda: IQLConfig(temperature=0.0), "temperature"),
         (lambda: IQLConfig(conservative=-1.0), "conservative"),
+        (lambda: IQLConfig(temperature=math.nan), "temperature"),
+        (lambda: IQLConfig(conservative=math.inf), "conservative"),
         (lambda: Pace(0, 1, 1e-3, 0), "epochs and episodes must be at least 1"),
     ],
 )
 def test_settings_that_make_no_sense(make: object, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()  # type: ignore[operator]
+
+
+def test_learning_that_breaks_gives_no_weights() -> None:
+    """By its weights, or by a held-out loss that never is a number; a share of errors does not show the former."""
+    module, rows = fitted()
+    pace = Pace(1, 4, 1e-3, 0)
+    with pytest.raises(BrokenLearningError, match="weights of the policy became NaN or infinite in epoch 1"):
+        fit(
+            "policy", module, rows, lambda part: module.weight.sum() * math.nan, lambda: torch.tensor(0.5), pace, silent
+        )
+    module, rows = fitted()
+    with pytest.raises(BrokenLearningError, match="nothing was learnt of the policy"):
+        fit("policy", module, rows, lambda part: module.weight.sum(), lambda: torch.tensor(math.nan), pace, silent)
+
+
+def fitted() -> tuple[nn.Linear, Rows]:
+    episodes = record_toy("waits", 4, 0.0, 0)
+    units = units_of(episodes, new_network(toy_network(16), 0), 0.9)
+    return nn.Linear(2, 1), prepare(episodes, units, 0.9, action="label")
 
 
 def test_the_toy_schema_is_the_toy_environment() -> None:

@@ -1,42 +1,53 @@
 """Checkpoints: named tensors and JSON in one safetensors file. Reading one never executes anything.
 
 A file is written beside its place, flushed to disk, then renamed over it, so there is always a whole one. `data` is any
-JSON: the network's configuration, counters, and what the training loop wants to keep.
+JSON: the network's configuration, counters, and what the training loop wants to keep. A digest shows damage.
 
 Older versions are not guessed at while loading: `load_checkpoint` refuses them and names the command, and
-`upgrade_checkpoint` rewrites them, one registered step per version.
+`upgrade_checkpoint` rewrites them, one registered step per version. Version 2 differs from 3 in the digest alone, and
+is read as it is: the policies that come with Esper have that version.
 """
 
 from __future__ import annotations
 
 import json
+import zipfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import save
 from torch import Tensor
 
 from esper.actions import HEAD_NAMES
-from esper.files import write_whole
+from esper.agent.tensor_files import TensorFileError, one_line, read_header, read_tensor_file, write_tensor_file
 from esper.policy.distribution import ActionSpace
 from esper.policy.network import NetworkConfig
 
-CHECKPOINT_VERSION = 2
-"""What this code writes and reads.
+CHECKPOINT_VERSION = 3
+"""What this code writes.
 
 1  a torch.save dictionary: network, optimizer, config, update_count. No random state, no return statistics.
 2  safetensors with a JSON header: everything that determines the future, so that a resumed run is the same run.
+3  the same with a digest, which must be there.
 """
+READ_VERSIONS = (2, 3)
+"""What this code reads. A digest that is there is checked in both."""
+DIGEST_VERSION = 3
+"""From here on a file without a digest is damaged."""
 
 _HEADER = "esper"
+LONGEST = 200
+"""Characters of a text in a network's configuration: it is shown in messages."""
 
 
 class CheckpointError(ValueError):
     """A file that is no checkpoint, or none for this purpose. The message says what to do."""
+
+
+class DamagedCheckpointError(CheckpointError):
+    """A file that is not what was written, or that nothing can go on from. An earlier one may be whole."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,77 +72,84 @@ class CheckpointInfo:
     def current(self) -> bool:
         return self.version == CHECKPOINT_VERSION
 
+    @property
+    def readable(self) -> bool:
+        """Without an upgrade."""
+        return self.version in READ_VERSIONS
+
 
 def save_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
     """Write atomically: after a crash the old file or the new one is there, never half of one."""
-    header = json.dumps({"version": CHECKPOINT_VERSION, "data": dict(data)}, sort_keys=True)
-    write_safetensors(Path(path), tensors, {_HEADER: header})
-
-
-def write_safetensors(path: Path, tensors: Mapping[str, Tensor], metadata: dict[str, str]) -> None:
-    """The file appears whole or not at all."""
-    content = save({n: t.detach().contiguous().cpu().clone() for n, t in tensors.items()}, metadata=metadata)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_whole(path, content)
+    write_tensor_file(Path(path), tensors, _HEADER, {"version": CHECKPOINT_VERSION, "data": dict(data)})
 
 
 def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Checkpoint:
-    """Tensors one by one straight to `device`: no second copy of the file is held."""
-    info = inspect_checkpoint(path)
-    if info.version > CHECKPOINT_VERSION:
+    """Header and tensors of one opening, their digest checked."""
+    version, checkpoint = _read(_present(path), device)
+    if version > CHECKPOINT_VERSION:
         raise CheckpointError(
-            f"{path} is a checkpoint of version {info.version}, this Esper reads {CHECKPOINT_VERSION}: use a newer one"
+            f"{path} is a checkpoint of version {version}, this Esper reads {CHECKPOINT_VERSION}: use a newer one"
         )
-    if not info.current:
+    if version not in READ_VERSIONS:
         raise CheckpointError(
-            f"{path} is a checkpoint of version {info.version}, this Esper reads {CHECKPOINT_VERSION}. "
+            f"{path} is a checkpoint of version {version}, this Esper reads {CHECKPOINT_VERSION}. "
             f"Convert it with: esper checkpoint upgrade {path}"
         )
-    return Checkpoint(_read_tensors(path, device), info.data)
-
-
-def _read_tensors(path: str | Path, device: torch.device | str = "cpu") -> dict[str, Tensor]:
-    try:
-        with safe_open(path, framework="pt", device=str(device)) as file:
-            return {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        raise CheckpointError(f"{path} is damaged: {first_line(error)}") from error
+    return checkpoint
 
 
 def inspect_checkpoint(path: str | Path) -> CheckpointInfo:
-    """Version, JSON and shapes of any version."""
-    path = Path(path)
-    if not path.is_file():
-        raise CheckpointError(f"there is no checkpoint {path}")
+    """Version, JSON and shapes of any version. The digest is not checked: that needs all of the file."""
+    path = _present(path)
     try:
-        with safe_open(path, framework="pt") as file:
-            header = (file.metadata() or {}).get(_HEADER)
-            shapes = {name: tuple(file.get_slice(name).get_shape()) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError:
-        version, data, tensors = _read_old(path)
+        header, shapes = read_header(path, _HEADER)
+    except TensorFileError as error:
+        version, data, tensors = _read_old(path, error)
         return CheckpointInfo(path, version, data, {name: tuple(t.shape) for name, t in tensors.items()})
-    if header is None:
-        raise CheckpointError(f"{path} holds tensors, but is not one of Esper's checkpoints (no {_HEADER!r} header)")
     version, data = _parse_header(path, header)
     return CheckpointInfo(path, version, data, shapes)
 
 
-def _parse_header(path: Path, header: str) -> tuple[int, dict[str, Any]]:
+def _present(path: str | Path) -> Path:
+    path = Path(path)
+    if not path.is_file():
+        raise CheckpointError(f"there is no checkpoint {path}")
+    return path
+
+
+def _read(path: Path, device: torch.device | str) -> tuple[int, Checkpoint]:
+    """A file of any version, with the version that it has."""
+    try:
+        file = read_tensor_file(path, _HEADER, device)
+    except TensorFileError as error:
+        version, data, tensors = _read_old(path, error)
+        return version, Checkpoint(tensors, data)
+    version, data = _parse_header(path, file.header)
+    if DIGEST_VERSION <= version <= CHECKPOINT_VERSION and not file.has_digest:
+        raise DamagedCheckpointError(f"{path} is damaged: its header has lost the digest of its contents")
+    return version, Checkpoint(file.tensors, data)
+
+
+def _parse_header(path: Path, header: str | None) -> tuple[int, dict[str, Any]]:
+    if header is None:
+        raise DamagedCheckpointError(
+            f"{path} holds tensors, but is not one of Esper's checkpoints (no {_HEADER!r} header)"
+        )
     try:
         parsed = json.loads(header)
     except (ValueError, RecursionError) as error:
-        raise CheckpointError(f"{path} has a damaged header: {first_line(error)}") from error
+        raise DamagedCheckpointError(f"{path} has a damaged header: {one_line(error)}") from error
     version, data = (parsed.get("version"), parsed.get("data")) if isinstance(parsed, dict) else (None, None)
     if type(version) is not int or not isinstance(data, dict):
-        raise CheckpointError(f"{path} has a damaged header: it must hold a version number and an object of data")
+        raise DamagedCheckpointError(
+            f"{path} has a damaged header: it must hold a version number and an object of data"
+        )
     for key in ("network", "caller"):  # whoever looks into them may rely on it
         if not isinstance(data.get(key, {}), dict):
-            raise CheckpointError(f"{path} has a damaged header: {key!r} must be an object, not {shown(data[key])}")
+            raise DamagedCheckpointError(
+                f"{path} has a damaged header: {key!r} must be an object, not {shown(data[key])}"
+            )
     return version, data
-
-
-def first_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:200] or type(error).__name__
 
 
 def shown(value: object) -> str:
@@ -150,31 +168,34 @@ UPGRADES: dict[int, Upgrade] = {}
 def upgrade_checkpoint(path: str | Path, out: str | Path | None = None) -> tuple[int, Path]:
     """Rewrite `path` (or write `out`) in the current version. Returns the version it had, and where it now is."""
     path, target = Path(path), Path(out or path)
-    info = inspect_checkpoint(path)
-    if info.version > CHECKPOINT_VERSION:
-        raise CheckpointError(f"{path} has version {info.version}, newer than this Esper's {CHECKPOINT_VERSION}")
-    if info.current:
-        loaded = load_checkpoint(path)
-        tensors, data = loaded.tensors, loaded.data
-    elif info.version == 1:
-        _, data, tensors = _read_old(path)
-    else:
-        tensors, data = _read_tensors(path), info.data
-    for version in range(info.version, CHECKPOINT_VERSION):
+    had, checkpoint = _read(_present(path), "cpu")
+    if had > CHECKPOINT_VERSION:
+        raise CheckpointError(f"{path} has version {had}, newer than this Esper's {CHECKPOINT_VERSION}")
+    tensors, data = checkpoint.tensors, checkpoint.data
+    for version in range(had, CHECKPOINT_VERSION):
         if version not in UPGRADES:
             raise CheckpointError(f"no way from version {version} to {version + 1}: {path} cannot be upgraded")
         tensors, data = UPGRADES[version](tensors, data)
     save_checkpoint(target, tensors, data)
-    return info.version, target
+    return had, target
 
 
-def _read_old(path: Path) -> tuple[int, dict[str, Any], dict[str, Tensor]]:
-    """A version 1 file: a dictionary by torch.save, read without executing anything."""
+def _read_old(path: Path, as_tensors: TensorFileError) -> tuple[int, dict[str, Any], dict[str, Tensor]]:
+    """A version 1 file: a dictionary by torch.save, read without executing anything.
+
+    `as_tensors` says why the file is none of a later version, for one that is of no version at all.
+    """
+    if not zipfile.is_zipfile(path):
+        raise DamagedCheckpointError(
+            f"{path} is damaged, or is not a checkpoint of Esper; it was not loaded ({as_tensors})"
+        ) from as_tensors
+    if not _is_stored(path):
+        raise DamagedCheckpointError(f"{path} is damaged, or compressed as no checkpoint is; it was not loaded")
     try:
         with path.open("rb") as file:  # by its content: torch would take a name in .safetensors at its word
             content = torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises half a dozen kinds for files that are not its own, or not safe
-        raise CheckpointError(
+        raise DamagedCheckpointError(
             f"{path} is not a checkpoint of Esper, or holds more than tensors and plain data; it was not loaded"
         ) from error
     if not isinstance(content, dict) or "version" not in content or "network" not in content:
@@ -182,20 +203,31 @@ def _read_old(path: Path) -> tuple[int, dict[str, Any], dict[str, Tensor]]:
     kinds = {"version": int, "network": dict, "optimizer": dict, "config": dict, "update_count": int}
     for key, kind in kinds.items():
         if not isinstance(content.get(key), kind):
-            raise CheckpointError(
+            raise DamagedCheckpointError(
                 f"{path} is damaged: a checkpoint of version 1 needs {key!r}, of type {kind.__name__}"
             )
     states = content["optimizer"].get("state")
     if not isinstance(states, dict) or not all(isinstance(slots, dict) for slots in states.values()):
-        raise CheckpointError(f"{path} is damaged: its 'optimizer' has no usable 'state'")
+        raise DamagedCheckpointError(f"{path} is damaged: its 'optimizer' has no usable 'state'")
     tensors = {f"network/{name}": tensor for name, tensor in content["network"].items()}
     for index, slots in states.items():
         tensors |= {f"optimizer/{index}/{name}": tensor for name, tensor in slots.items()}
     for name, tensor in tensors.items():
         if not isinstance(tensor, Tensor):
-            raise CheckpointError(f"{path} is damaged: {name} must be a tensor, not {shown(tensor)}")
+            raise DamagedCheckpointError(f"{path} is damaged: {name} must be a tensor, not {shown(tensor)}")
+        if tensor.layout != torch.strided or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
+            raise DamagedCheckpointError(f"{path} is damaged: {name} says more than the file holds")
     tensors["update_count"] = torch.tensor(content["update_count"])
     return content["version"], {"network": dict(content["config"])}, tensors
+
+
+def _is_stored(path: Path) -> bool:
+    """Whether nothing in the archive is compressed, as torch writes it: then no more is read than the file holds."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
+    except Exception:  # zipfile, too, raises half a dozen kinds
+        return False
 
 
 def _from_1_to_2(tensors: dict[str, Tensor], data: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
@@ -207,6 +239,7 @@ def _from_1_to_2(tensors: dict[str, Tensor], data: dict[str, Any]) -> tuple[dict
 
 
 UPGRADES[1] = _from_1_to_2
+UPGRADES[2] = lambda tensors, data: (tensors, data)  # the digest of version 3 comes with writing
 
 
 # --- configurations ---------------------------------------------------------------------------------------------------
@@ -244,7 +277,7 @@ def _check_setting(name: str, value: Any) -> None:
     elif name == "encoder":
         fits, wanted = value in ("slots", "vector"), "'slots' or 'vector'"
     else:
-        fits, wanted = isinstance(value, str), "text"
+        fits, wanted = isinstance(value, str) and value.isprintable() and len(value) <= LONGEST, "a line of text"
     if not fits:
         raise CheckpointError(f"network configuration: {name} must be {wanted}, not {shown(value)}")
 

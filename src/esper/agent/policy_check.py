@@ -12,8 +12,9 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from esper.agent.checkpoints import Checkpoint, CheckpointError, config_from_data, first_line
+from esper.agent.checkpoints import Checkpoint, CheckpointError, DamagedCheckpointError, config_from_data
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
+from esper.agent.tensor_files import one_line
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 
 
@@ -48,7 +49,7 @@ def _check_sizes(path: str | Path, config: NetworkConfig, network: Mapping[str, 
     widths = ("overall_features", "slot_features", "blueprints", "blends", "slots", "hidden", "slot_width", "embedding")
     for name, most in {"layers": layers, "feature_layers": feature_layers, **dict.fromkeys(widths, weights)}.items():
         if getattr(config, name) > most:
-            raise CheckpointError(
+            raise DamagedCheckpointError(
                 f"{path} is damaged: its network configuration says {name} = {getattr(config, name)}, but the file "
                 f"holds {layers} layers, {feature_layers} feature layers and {weights:,} weights"
             )
@@ -60,28 +61,28 @@ def _network_state(path: str | Path, config: NetworkConfig) -> dict[str, Tensor]
         with torch.device("meta"):
             return FactoredRecurrentActorCritic(config).state_dict()
     except (ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} does not describe a network: {first_line(error)}") from error
+        raise CheckpointError(f"{path} does not describe a network: {one_line(error)}") from error
 
 
 def _check_tensors(path: str | Path, prefix: str, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:
     """Every tensor there, no other, each of its shape, and made of numbers."""
     if missing := sorted(wanted.keys() - found.keys()):
-        raise CheckpointError(f"{path} is damaged: it lacks {prefix}{missing[0]} ({len(missing)} such tensors)")
+        raise DamagedCheckpointError(f"{path} is damaged: it lacks {prefix}{missing[0]} ({len(missing)} such tensors)")
     if unknown := sorted(found.keys() - wanted.keys()):
-        raise CheckpointError(
+        raise DamagedCheckpointError(
             f"{path} is damaged: its network configuration has no place for {prefix}{unknown[0]} "
             f"({len(unknown)} such tensors)"
         )
     for name, like in wanted.items():
         tensor = found[name]
         if tensor.shape != like.shape or not tensor.is_floating_point():
-            raise CheckpointError(
+            raise DamagedCheckpointError(
                 f"{path} is damaged: {prefix}{name} is {tensor.dtype} {list(tensor.shape)}, and should be "
                 f"{like.dtype} {list(like.shape)}"
             )
         if not bool(torch.isfinite(tensor.float()).all()):
-            raise CheckpointError(
+            raise DamagedCheckpointError(
                 f"{path}: {prefix}{name} contains NaN or infinity: this policy cannot decide, use an earlier one"
             )
         if name.endswith("variance") and bool((tensor < 0).any()):
-            raise CheckpointError(f"{path} is damaged: {prefix}{name} contains a negative variance")
+            raise DamagedCheckpointError(f"{path} is damaged: {prefix}{name} contains a negative variance")

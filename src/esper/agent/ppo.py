@@ -23,11 +23,10 @@ from torch import Tensor
 from esper.agent.actor import exact
 from esper.agent.buffer import RolloutBatch, RolloutBuffer, RolloutStep
 from esper.agent.checkpoints import (
-    CheckpointError,
+    DamagedCheckpointError,
     check_same_network,
     config_data,
     config_from_data,
-    first_line,
     load_checkpoint,
     save_checkpoint,
 )
@@ -39,6 +38,8 @@ from esper.agent.gae import against_siblings
 from esper.agent.metrics import UpdateMetrics, collect
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.agent.policy_check import check_policy, tensors_under
+from esper.agent.state_check import check_state
+from esper.agent.tensor_files import one_line
 from esper.agent.update import Forward, ppo_update, prepare
 from esper.env.spaces import ActionMasks, Observation
 from esper.policy.distribution import FactoredPolicy, validate_masks
@@ -258,15 +259,16 @@ class PPOAgent:
         return {name: tensor.detach().clone() for name, tensor in tensors.items()}
 
     def load_state_dict(self, tensors: Mapping[str, Tensor]) -> None:
-        """Continue exactly where `state_dict` was taken. The network must have the same configuration."""
+        """Continue exactly where `state_dict` was taken. The network must have the same configuration.
+
+        What does not fit is refused before anything is taken over.
+        """
+        self._check_same_purpose(tensors)
+        check_state(self, tensors)
         self.network.load_state_dict(tensors_under("network/", tensors))
         self.value_normaliser.moments.load(tensors_under("values/", tensors))
-        observed = tensors_under("observations/", tensors)
-        if bool(observed) != (self.observation_normaliser is not None):
-            has, lacks = ("an", "none") if observed else ("no", "one")
-            raise ValueError(f"the saved agent has {has} observation normaliser, this one has {lacks}")
         if self.observation_normaliser is not None:
-            self.observation_normaliser.load(observed)
+            self.observation_normaliser.load(tensors_under("observations/", tensors))
         slots: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors_under("optimizer/", tensors).items():
             index, key = name.split("/")
@@ -277,19 +279,24 @@ class PPOAgent:
         self.reset_state()
         self._batch = None
         if "generator" in tensors:  # a checkpoint upgraded from version 1 has no random and recurrent state
-            self._load_moment(tensors)
+            self.state = RecurrentState(
+                tensors["recurrent/hidden"].to(self.device), tensors["recurrent/cell"].to(self.device)
+            )
+            self._start = tensors["start"].to(self.device)
+            self.generator.set_state(tensors["generator"].cpu())
 
-    def _load_moment(self, tensors: Mapping[str, Tensor]) -> None:
-        """Where acting stood: recurrent state, episode starts, random numbers."""
-        hidden, cell = tensors["recurrent/hidden"].to(self.device), tensors["recurrent/cell"].to(self.device)
-        if hidden.shape != self.state.hidden.shape:
+    def _check_same_purpose(self, tensors: Mapping[str, Tensor]) -> None:
+        """Refuse the whole state of an agent that was made otherwise, in words that say how."""
+        observed = any(name.startswith("observations/") for name in tensors)
+        if observed != (self.observation_normaliser is not None):
+            has, lacks = ("an", "none") if observed else ("no", "one")
+            raise ValueError(f"the saved agent has {has} observation normaliser, this one has {lacks}")
+        hidden = tensors.get("recurrent/hidden", self.state.hidden)
+        if hidden.dim() == self.state.hidden.dim() and hidden.shape[1] != self.buffer.rows:
             raise ValueError(
                 f"the saved agent acted for {hidden.shape[1]} environments, this one for {self.buffer.rows}: use as "
                 "many to continue exactly, or load_policy() to take the network alone"
             )
-        self.state = RecurrentState(hidden, cell)
-        self._start = tensors["start"].to(self.device)
-        self.generator.set_state(tensors["generator"].cpu())
 
     def save(self, path: str | Path, data: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint; `data` is JSON that the caller wants back."""
@@ -301,10 +308,14 @@ class PPOAgent:
         checkpoint = load_checkpoint(path, self.device)
         check_policy(path, checkpoint, values=True)
         check_same_network(checkpoint.data["network"], self.network.config)
+        if "note" not in checkpoint.data and "generator" not in checkpoint.tensors:  # the note of an upgraded version 1
+            raise DamagedCheckpointError(f"{path} is damaged: a run cannot go on from it (it lacks generator)")
         try:
             self.load_state_dict(checkpoint.tensors)
-        except (KeyError, IndexError, TypeError, RuntimeError) as error:
-            raise CheckpointError(f"{path} is damaged: a run cannot go on from it ({first_line(error)})") from error
+        except (DamagedCheckpointError, RuntimeError) as error:
+            raise DamagedCheckpointError(
+                f"{path} is damaged: a run cannot go on from it ({one_line(error)})"
+            ) from error
         return dict(checkpoint.data.get("caller", {}))
 
 

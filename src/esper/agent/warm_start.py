@@ -11,7 +11,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from esper.agent.checkpoints import CheckpointError, check_same_network, config_data, load_checkpoint, save_checkpoint
+from esper.agent.checkpoints import (
+    Checkpoint,
+    CheckpointError,
+    check_same_network,
+    config_data,
+    load_checkpoint,
+    save_checkpoint,
+)
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.agent.policy_check import check_policy, tensors_under
 from esper.agent.ppo import PPOAgent
@@ -25,11 +32,16 @@ def save_policy(
     values: ValueNormaliser,
     data: Mapping[str, Any],
 ) -> None:
-    """Write a policy; `data` is JSON about where it comes from."""
+    """Write a policy; `data` is JSON about where it comes from. One that could not be loaded again is refused."""
     tensors = {f"network/{name}": tensor for name, tensor in network.state_dict().items()}
     tensors |= {f"observations/{name}": tensor for name, tensor in observations.state().items()}
     tensors |= {f"values/{name}": tensor for name, tensor in values.moments.state().items()}
-    save_checkpoint(path, tensors, {"network": config_data(network.config), "caller": dict(data)})
+    checkpoint = Checkpoint(tensors, {"network": config_data(network.config), "caller": dict(data)})
+    try:
+        check_policy(path, checkpoint, values=True)
+    except CheckpointError as error:
+        raise CheckpointError(f"the policy was not written: {error}") from error
+    save_checkpoint(path, checkpoint.tensors, checkpoint.data)
 
 
 def start_from(agent: PPOAgent, path: str | Path) -> None:

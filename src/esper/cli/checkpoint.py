@@ -22,7 +22,12 @@ class CheckpointCommand:
     """Where the upgraded one goes; the default is in place."""
 
     def run(self) -> int:
-        from esper.agent.checkpoints import CHECKPOINT_VERSION, inspect_checkpoint, upgrade_checkpoint
+        from esper.agent.checkpoints import (
+            CHECKPOINT_VERSION,
+            inspect_checkpoint,
+            load_checkpoint,
+            upgrade_checkpoint,
+        )
 
         if self.action == "upgrade":
             had, written = upgrade_checkpoint(self.path, self.out)
@@ -30,6 +35,8 @@ class CheckpointCommand:
             return 0
         info = inspect_checkpoint(self.path)
         state = "current" if info.current else f"old; upgrade it with: esper checkpoint upgrade {self.path}"
+        if info.readable and not info.current:
+            state = f"without a digest; add one with: esper checkpoint upgrade {self.path}"
         print(f"{info.path}: version {info.version} ({state})")
         caller = info.data.get("caller", {})
         for key in ("update", "best_score"):
@@ -39,6 +46,8 @@ class CheckpointCommand:
         print("  network: " + ", ".join(f"{key} {value}" for key, value in network.items() if key != "space"))
         sizes = [math.prod(shape) for name, shape in info.tensors.items() if name.startswith("network/")]
         print(f"  {len(info.tensors)} tensors, {sum(sizes):,} network parameters")
+        if info.readable:
+            load_checkpoint(self.path)  # what is damaged beyond the header is said, too
         return 0
 
 

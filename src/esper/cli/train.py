@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -15,6 +16,8 @@ from esper.cli.places import file_name
 from esper.cli.train_watch import TrainWatch
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator
+
     import torch
     from rich.console import Console
 
@@ -94,9 +97,8 @@ class Train:
         console = wide_console(stderr=False)
         device = pick_device(self.device)
         workers = pick_workers(self.workers, device.type)
-        folder, config = self._begin(device)
         started = time.perf_counter()
-        with folder.lock(), quiet_collector(device):
+        with self._begin(device) as (folder, config), quiet_collector(device):
             recorder = self._recorder(folder, config)
             trainer = Trainer(config, folder, recorder, workers=min(workers, config.envs), device=str(device))
             try:
@@ -130,21 +132,29 @@ class Train:
 
     # -- what to do, and where -----------------------------------------------------------------------------------------
 
-    def _begin(self, device: torch.device) -> tuple[RunFolder, TrainConfig]:
-        """The run's folder and configuration. What cannot be used is found out before there is a folder."""
+    @contextmanager
+    def _begin(self, device: torch.device) -> Iterator[tuple[RunFolder, TrainConfig]]:
+        """The run's folder, locked, and its configuration, which is read and written under the lock.
+
+        What cannot be used is found out before there is a folder.
+        """
         from esper.agent.controller import LearnedController
         from esper.training.run_folder import RunFolder
 
-        config = self._config() if self.resume is None else self._resumed(RunFolder.open(self.resume)[1])
-        check_gpu_options(config.precision, config.compiled, device, resumed=self.resume is not None)
-        config.family().draw(config.numbers(1)[0])
-        _check_sinks(config)
-        if self.resume is None and config.init is not None:
-            LearnedController.load(Path(config.init))
         if self.resume is not None:
-            return RunFolder(self.resume), config
+            folder, _ = RunFolder.open(self.resume)  # refuses what is no run before a lock is made in it
+            with folder.lock():
+                config = self._resumed(RunFolder.open(self.resume)[1])
+                _check(config, device, resumed=True)
+                yield folder, config
+            return
+        config = self._config()
+        _check(config, device, resumed=False)
+        if config.init is not None:
+            LearnedController.load(Path(config.init))
         path = self.run_dir or Path("runs") / f"{file_name(config.task)}-{config.seed}"
-        return RunFolder.create(path, config), config
+        with RunFolder.begin(path, config) as folder:
+            yield folder, config
 
     def _changes(self) -> dict[str, Any]:
         from esper.engine.precision import Precision
@@ -244,9 +254,12 @@ def _spelled(name: str) -> str:
     return {"run_dir": "--run", "ppo": "[ppo]"}.get(name, f"--{name.replace('_', '-')}")
 
 
-def _check_sinks(config: TrainConfig) -> None:
+def _check(config: TrainConfig, device: torch.device, *, resumed: bool) -> None:
+    """Refuse what this machine cannot run."""
     from esper.telemetry import optional
 
+    check_gpu_options(config.precision, config.compiled, device, resumed=resumed)
+    config.family().draw(config.numbers(1)[0])
     if config.tensorboard:
         optional.tensorboard()
     if config.wandb is not None:

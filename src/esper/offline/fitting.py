@@ -28,6 +28,10 @@ VALUE_COEFFICIENT = 0.1
 """Of a critic beside a policy: low, because a few hundred returns are soon known by heart, and the trunk is shared."""
 
 
+class BrokenLearningError(RuntimeError):
+    """Nothing that could be kept was learnt."""
+
+
 def silent(what: str, done: int, of: int, loss: float) -> None:
     """Nobody watches."""
 
@@ -85,6 +89,8 @@ def fit(
             after_step()
             steps += 1
             torch._foreach_lerp_(average, live, newest_share(steps))
+        if not all(bool(torch.isfinite(tensor).all()) for tensor in live):  # a held-out share of errors stays finite
+            raise BrokenLearningError(f"the weights of the {what} became NaN or infinite in epoch {epoch}")
         trained = _copy(live)
         torch._foreach_copy_(live, average)
         with torch.no_grad():
@@ -93,6 +99,8 @@ def fit(
         if judged < best:
             best, best_epoch, kept = judged, epoch, _copy(average)
         on_epoch(what, epoch, pace.epochs, judged)
+    if best_epoch == 0:
+        raise BrokenLearningError(f"nothing was learnt of the {what}: its held-out loss was never a number")
     torch._foreach_copy_(live, kept)
     return best_epoch
 

@@ -15,7 +15,7 @@ the policy was done (score 4.88 of 5 after 10 epochs, 4.49 after 30).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import log
+from math import inf, log
 
 import torch
 from torch import Tensor, nn
@@ -66,9 +66,10 @@ class IQLConfig:
     def __post_init__(self) -> None:
         if not 0.0 < self.expectile < 1.0:
             raise ValueError(f"expectile lies between 0 and 1, not {self.expectile}")
-        if self.temperature <= 0.0 or self.conservative < 0.0:
+        if not (0.0 < self.temperature < inf and 0.0 <= self.conservative < inf):
             raise ValueError(
-                f"temperature must be above 0 and conservative at least 0, not {self.temperature}, {self.conservative}"
+                "temperature must be a number above 0 and conservative one of at least 0, not "
+                f"{self.temperature} and {self.conservative}"
             )
 
 

@@ -2,7 +2,7 @@
 
 Every file is complete in itself (schema, provenance, episodes), is written beside its place, flushed and renamed. So
 an append that is killed, or finds the disk full, leaves all earlier episodes as they were, and nothing needs repair: a
-file is there or it is not. There is no index that could disagree with the files.
+file is there or it is not. There is no index that could disagree with the files. A digest in each shows damage.
 """
 
 from __future__ import annotations
@@ -15,12 +15,15 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError, safe_open
 
-from esper.agent.checkpoints import write_safetensors
+from esper.agent.tensor_files import TensorFile, TensorFileError, read_header, read_tensor_file, write_tensor_file
 from esper.offline.episodes import Episodes, RecordingError, Schema, check, from_tensors, join, tensors_of
 
-RECORDING_VERSION = 1
+RECORDING_VERSION = 2
+"""What this code writes: 1 had no digest, which is all that differs, so both are read."""
+READ_VERSIONS = (1, 2)
+DIGEST_VERSION = 2
+"""From here on a file without a digest is damaged."""
 _HEADER = "esper-episodes"
 _PATTERN = "episodes-*.safetensors"
 
@@ -46,7 +49,9 @@ def append(folder: Path, episodes: Episodes, schema: Schema, provenance: Mapping
     check(episodes, schema)
     present = _files(folder)
     if present:
-        _header(present[0], schema)  # a recording holds one schema: find out before the work is written, not when read
+        _header_of(
+            present[0], schema
+        )  # a recording holds one schema: find out before the work is written, not when read
     header = {
         "version": RECORDING_VERSION,
         "schema": schema.to_json(),
@@ -56,7 +61,7 @@ def append(folder: Path, episodes: Episodes, schema: Schema, provenance: Mapping
     number = 1 + max((int(path.stem.split("-")[1]) for path in present), default=0)
     # The random part keeps two processes that record into one folder from writing over each other.
     path = folder / f"episodes-{number:06d}-{secrets.token_hex(4)}.safetensors"
-    write_safetensors(path, tensors_of(episodes), {_HEADER: json.dumps(header, sort_keys=True)})
+    write_tensor_file(path, tensors_of(episodes), _HEADER, header)
     return path
 
 
@@ -69,8 +74,8 @@ def read(folder: Path, schema: Schema) -> Recording:
         raise RecordingError(f"{folder} holds no recorded episodes (no {_PATTERN})")
     parts, provenance = [], []
     for path in files:
-        header = _header(path, schema)
-        parts.append(_episodes(path, header, schema))
+        header, episodes = _read(path, schema)
+        parts.append(episodes)
         provenance.append(header["provenance"])
     episodes = join(parts)
     # By problem, whatever order several processes finished in: what is learnt must not depend on it.
@@ -95,13 +100,28 @@ def _files(folder: Path) -> list[Path]:
     return found
 
 
-def _header(path: Path, schema: Schema) -> dict[str, Any]:
-    """The JSON of a file, checked: its form, its version, its schema."""
+def _read(path: Path, schema: Schema) -> tuple[dict[str, Any], Episodes]:
+    """Header and episodes of one opening, checked."""
     try:
-        with safe_open(path, framework="pt") as file:
-            text = (file.metadata() or {}).get(_HEADER)
-    except (SafetensorError, OSError) as error:
+        file = read_tensor_file(path, _HEADER)
+    except TensorFileError as error:
         raise _refusal(path, f"it is damaged, cut short, or no safetensors file ({error})") from error
+    header = _parsed(path, file.header, schema)
+    if header["version"] >= DIGEST_VERSION and not file.has_digest:
+        raise _refusal(path, "it is damaged: its header has lost the digest of its contents")
+    return header, _episodes(path, header, file, schema)
+
+
+def _header_of(path: Path, schema: Schema) -> dict[str, Any]:
+    try:
+        text, _ = read_header(path, _HEADER)
+    except TensorFileError as error:
+        raise _refusal(path, f"it is damaged, cut short, or no safetensors file ({error})") from error
+    return _parsed(path, text, schema)
+
+
+def _parsed(path: Path, text: str | None, schema: Schema) -> dict[str, Any]:
+    """The JSON of a file, checked: its form, its version, its schema."""
     if text is None:
         raise _refusal(path, "it holds tensors, but no recorded episodes")
     try:
@@ -110,7 +130,7 @@ def _header(path: Path, schema: Schema) -> dict[str, Any]:
         raise _refusal(path, f"its header is not JSON ({error})") from error
     if not isinstance(header, dict) or not isinstance(header.get("version"), int):
         raise _refusal(path, "its header says no version")
-    if header["version"] != RECORDING_VERSION:
+    if header["version"] not in READ_VERSIONS:
         raise _refusal(path, f"it has version {header['version']}, this Esper reads {RECORDING_VERSION}")
     names = header.get("controllers")
     if not isinstance(names, list) or not names or not all(isinstance(name, str) for name in names):
@@ -122,16 +142,12 @@ def _header(path: Path, schema: Schema) -> dict[str, Any]:
     return header
 
 
-def _episodes(path: Path, header: dict[str, Any], schema: Schema) -> Episodes:
+def _episodes(path: Path, header: dict[str, Any], file: TensorFile, schema: Schema) -> Episodes:
     try:
-        with safe_open(path, framework="pt") as file:
-            named = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        episodes = from_tensors(named, header["controllers"])
+        episodes = from_tensors(file.tensors, header["controllers"])
         check(episodes, schema)
     except RecordingError as error:
         raise _refusal(path, str(error)) from error
-    except (SafetensorError, OSError) as error:
-        raise _refusal(path, f"it is damaged or cut short ({error})") from error
     return episodes
 
 

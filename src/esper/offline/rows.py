@@ -13,13 +13,15 @@ from esper.agent.buffer import map_masks, map_observation, minibatches
 from esper.agent.config import PPOConfig
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.env.spaces import ActionMasks, Observation
-from esper.offline.episodes import Episodes, RecordingError
+from esper.offline.episodes import Episodes, RecordingError, tensors_of
 from esper.policy.network import FactoredRecurrentActorCritic
 
 DISCOUNT = PPOConfig().discount
 """γ of returns and values: the agent's own, so that PPO can start from what was learnt offline."""
 SHARES = (0.7, 0.15, 0.15)
 """Of the problems: to learn from, to decide when to stop by, to judge by."""
+LARGEST = 1e15
+"""Of recorded numbers: float32 must hold the square of what a policy sees and of what it earned."""
 LEAST_DRAWS = 7
 """With fewer problems one of the three parts would be empty."""
 
@@ -71,6 +73,7 @@ class Units:
 def split(episodes: Episodes, seed: int) -> tuple[Episodes, Episodes, Episodes]:
     """To learn from, to stop by, to judge by. All episodes of a problem are on one side: a controller that is played
     twice, or two controllers on one problem, would otherwise give the answer away."""
+    _check_sizes(episodes)
     draws = torch.unique(episodes.draw)
     if len(draws) < LEAST_DRAWS:
         raise RecordingError(
@@ -82,6 +85,16 @@ def split(episodes: Episodes, seed: int) -> tuple[Episodes, Episodes, Episodes]:
     parts = (order[: cuts[0]], order[cuts[0] : cuts[1]], order[cuts[1] :])
     chosen = [torch.isin(episodes.draw, part).nonzero().flatten() for part in parts]
     return episodes.select(chosen[0]), episodes.select(chosen[1]), episodes.select(chosen[2])
+
+
+def _check_sizes(episodes: Episodes) -> None:
+    """Refuse numbers whose moments would be infinite: no policy with such moments can be loaded."""
+    for name, tensor in tensors_of(episodes).items():
+        if not tensor.is_floating_point() or not tensor.numel():
+            continue
+        largest = float(tensor[episodes.valid].abs().max())
+        if largest > LARGEST:
+            raise RecordingError(f"{name} holds {largest:.0e}, which is too large to learn from (limit {LARGEST:.0e})")
 
 
 def units_of(episodes: Episodes, network: FactoredRecurrentActorCritic, discount: float) -> Units:

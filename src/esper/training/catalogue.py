@@ -41,11 +41,7 @@ def policy_file(name: str) -> Path:
         return shipped_path(name)
     path = Path(name)
     if path.is_dir():
-        folder, _ = RunFolder.open(path)
-        checkpoint = folder.best if folder.best.exists() else folder.latest()
-        if checkpoint is None:
-            raise ValueError(f"the run {path} has no checkpoint yet")
-        return checkpoint
+        return RunFolder.open(path)[0].policy()
     if not path.exists() and len(path.parts) == 1 and not path.suffix:  # more like a misspelt name than like a file
         policies = [shipped for shipped in shipped_names() if provenance(shipped).asks is None]
         raise ValueError(f"there is no checkpoint {name}; the policies that come by name: {', '.join(policies)}")

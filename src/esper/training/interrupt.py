@@ -1,4 +1,7 @@
-"""Ctrl-C that loses nothing: the first one asks the job to stop after the step it is in, the second one stops it."""
+"""Ctrl-C that loses nothing: the first one asks the job to stop after the step it is in, the second one stops it.
+
+SIGTERM and SIGHUP do the same, unless somebody handles or ignores them (`nohup` does).
+"""
 
 from __future__ import annotations
 
@@ -27,8 +30,10 @@ def interruptible() -> Iterator[Interrupt]:
             raise KeyboardInterrupt
         interrupt.requested = True
 
-    previous = signal.signal(signal.SIGINT, note)
+    others = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, *others)}
     try:
         yield interrupt
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)

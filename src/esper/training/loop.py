@@ -6,17 +6,21 @@ from the configuration. So a checkpoint after every update is enough to continue
 
 from __future__ import annotations
 
+import logging
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
 
+from esper.agent.checkpoints import DamagedCheckpointError
 from esper.agent.controller import growth_network_config
 from esper.agent.normalisers import ObservationNormaliser
 from esper.agent.ppo import PPOAgent, pack_policy
+from esper.agent.state_check import first_non_finite
 from esper.agent.warm_start import start_from
 from esper.growth.blueprints import blueprint_names
 from esper.policy.network import FactoredRecurrentActorCritic
@@ -31,6 +35,7 @@ from esper.training.journal import Journal, RolloutSummary
 from esper.training.run_folder import RunFolder
 from esper.training.train_config import TrainConfig
 
+log = logging.getLogger(__name__)
 FIRST_EVALUATION = 9_000_000
 """Of the held-out problems by which a run chooses its best policy; no comparison with a seed below 900 uses them."""
 EVALUATION = "evaluation"
@@ -88,18 +93,60 @@ class Trainer:
             start_from(self.agent, config.init if folder is None else folder.start)
         self.monitor: HealthMonitor = health_monitor(self.recorder, config)
         self.best_score = -math.inf
+        self.best_update: int | None = None
+        """The update whose policy scored that."""
         self.update = 0
         """Updates done."""
 
     def resume(self) -> None:
-        """Continue from the newest checkpoint of the folder, if there is one."""
-        latest = self.folder.latest() if self.folder else None
-        if latest is None:
+        """Continue from the newest checkpoint of the folder that is whole, if there is one.
+
+        What a process that died left behind is put in order: its temporary files go, the copy of the best policy is
+        made if it is missing, old checkpoints are dropped.
+        """
+        if self.folder is None:
             return
-        kept = self.agent.load(latest)
-        self.update = int(kept["update"])
-        self.best_score = float(kept["best_score"])
-        self.monitor.load(kept["monitor"])
+        self.folder.remove_temporaries()
+        damage: list[DamagedCheckpointError] = []
+        for path in self.folder.saved():
+            try:
+                self._take_over(path, self.agent.load(path))
+            except DamagedCheckpointError as error:
+                damage.append(error)
+                continue
+            for told in damage:
+                log.warning("%s; the run goes on from update %d", told, self.update)
+            self._find_best(self.folder)
+            self.folder.drop_old(self.update, self.config.keep)
+            return
+        if damage:
+            raise DamagedCheckpointError(f"{damage[0]}; no earlier checkpoint of the run is whole") from damage[0]
+
+    def _take_over(self, path: Path, kept: Mapping[str, Any]) -> None:
+        """What the loop itself kept in a checkpoint."""
+        try:
+            update, score, best = int(kept["update"]), float(kept["best_score"]), kept.get("best_update")
+            if path.stem != f"update-{update:06d}" or math.isnan(score) or not isinstance(best, int | None):
+                raise ValueError("update, best_score or best_update makes no sense")
+            self.monitor.load(kept["monitor"])
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedCheckpointError(
+                f"{path} is damaged: what the training loop kept in it cannot be used ({error!r:.100})"
+            ) from error
+        self.update, self.best_score, self.best_update = update, score, best
+
+    def _find_best(self, folder: RunFolder) -> None:
+        """Have a copy of the best policy, or begin to look for one anew."""
+        if self.best_update is None and self.best_score > -math.inf:  # a checkpoint from before it said which
+            self.best_update = folder.best_update()
+        if self.best_score == -math.inf or (self.best_update is not None and folder.restore_best(self.best_update)):
+            return
+        log.warning(
+            "the best policy so far (%.2f points) is lost: %s is missing or damaged; the next evaluation decides anew",
+            self.best_score,
+            folder.best,
+        )
+        self.best_score, self.best_update = -math.inf, None
 
     def run(
         self,
@@ -130,6 +177,9 @@ class Trainer:
         metrics |= rollout.metrics() | self.timers.drain()
         if not all(math.isfinite(metrics[name]) for name in ("policy_loss", "value_loss")):
             raise TrainingBrokenError(f"the agent's loss became non-finite in update {update}; lower its learning rate")
+        broken = first_non_finite(self.agent.state_dict())  # the losses are from before the last step
+        if broken is not None:
+            raise TrainingBrokenError(f"{broken} became non-finite in update {update}; lower the learning rate")
         with self.timers("telemetry"):
             self.recorder.metrics(update, metrics)
             self._note_compile_failure(update)
@@ -138,9 +188,11 @@ class Trainer:
         evaluation = self._evaluate(update) if self._is_time_to_evaluate(update) else None
         best = evaluation is not None and evaluation > self.best_score
         if evaluation is not None:
-            self.best_score = max(self.best_score, evaluation)
             self.recorder.metrics(update, {"evaluation/score": evaluation})
-        self._save(update, best=best)
+        if best and evaluation is not None:
+            self.best_score, self.best_update = evaluation, update
+            self.recorder.event(Event("checkpoint", update, f"the best so far: {evaluation:.2f} points"))
+        self._save(update)
         return UpdateReport(update, rollout, metrics, tuple(a.message for a in anomalies), evaluation, best)
 
     def _note_compile_failure(self, update: int) -> None:
@@ -187,7 +239,7 @@ class Trainer:
                 journal.note(step)
         return fmean(journal.summary().scores)
 
-    def _save(self, update: int, *, best: bool) -> None:
+    def _save(self, update: int) -> None:
         if self.folder is None:
             return
         with self.timers("checkpoint"):
@@ -195,12 +247,11 @@ class Trainer:
             data: dict[str, Any] = {
                 "update": update,
                 "best_score": self.best_score,
+                "best_update": self.best_update,
                 "monitor": self.monitor.state(),
                 "blueprints": blueprint_names(),  # what the numbers of the blueprint head stand for
             }
-            self.folder.save(self.agent, data, self.config.keep, best=best)
-        if best:
-            self.recorder.event(Event("checkpoint", update, f"the best so far: {self.best_score:.2f} points"))
+            self.folder.save(self.agent, data, self.config.keep)
 
 
 def make_agent(config: TrainConfig, steps: int, slots: int, device: str = "cpu") -> PPOAgent:

@@ -1,17 +1,22 @@
-"""A run's folder: `config.json`, `run.sqlite`, `checkpoints/`. The last good checkpoint stays whole, come what may."""
+"""A run's folder: `config.json`, `run.sqlite`, `checkpoints/`. The last good checkpoint stays whole, come what may.
+
+Every checkpoint says which update was the best so far. `best.safetensors` is a copy of that update's checkpoint, made
+before old ones are dropped: whenever a run dies, the best policy is in one of the two, and resuming restores the copy.
+"""
 
 from __future__ import annotations
 
 import fcntl
 import json
+import math
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from esper.agent.checkpoints import CheckpointError, inspect_checkpoint, load_checkpoint
 from esper.agent.ppo import PPOAgent
 from esper.files import write_whole
 from esper.training.train_config import TrainConfig, read_train_config
@@ -28,23 +33,33 @@ class RunFolder:
     path: Path
 
     @classmethod
-    def create(cls, path: Path, config: TrainConfig) -> RunFolder:
-        """A new run; a folder that holds one already is refused."""
+    @contextmanager
+    def begin(cls, path: Path, config: TrainConfig) -> Iterator[RunFolder]:
+        """A new run, locked from before its configuration is written; a folder that holds one already is refused."""
         folder = cls(path)
-        if folder.config_file.exists():
+        folder._refuse_another()  # before anything is written
+        with _writing(path):
+            _make_folder(folder.checkpoints)
+        with folder.lock():
+            folder._refuse_another()  # two commands may have found the folder empty at once
+            with _writing(path):
+                folder.remove_temporaries()
+                if config.init is not None:
+                    write_whole(folder.start, Path(config.init).read_bytes())
+                write_whole(folder.config_file, json.dumps(config.to_json(), indent=1))
+            yield folder
+
+    @classmethod
+    def create(cls, path: Path, config: TrainConfig) -> RunFolder:
+        """A new run, for somebody to train in later."""
+        with cls.begin(path, config) as folder:
+            return folder
+
+    def _refuse_another(self) -> None:
+        if self.config_file.exists():
             raise RunFolderError(
-                f"{path} holds a run already: continue it with --resume {path}, or choose another --run"
+                f"{self.path} holds a run already: continue it with --resume {self.path}, or choose another --run"
             )
-        try:
-            folder.checkpoints.mkdir(parents=True, exist_ok=True)
-            if config.init is not None:
-                shutil.copyfile(config.init, folder.start)
-            write_whole(folder.config_file, json.dumps(config.to_json(), indent=1))
-        except OSError as error:
-            raise RunFolderError(
-                f"cannot write to {path} ({error.strerror}): choose another folder with --run"
-            ) from error
-        return folder
 
     @classmethod
     def open(cls, path: Path) -> tuple[RunFolder, TrainConfig]:
@@ -80,23 +95,84 @@ class RunFolder:
     def checkpoint(self, update: int) -> Path:
         return self.checkpoints / f"update-{update:06d}.safetensors"
 
-    def latest(self) -> Path | None:
-        """The newest checkpoint; a file that was being written when the run died does not have this name yet."""
-        found = sorted(self.checkpoints.glob("update-*.safetensors"))
-        return found[-1] if found else None
+    def saved(self) -> list[Path]:
+        """Checkpoints, the newest first; a file that was being written when the run died has another name."""
+        found = [path for path in self.checkpoints.glob("update-*.safetensors") if _number(path) is not None]
+        return sorted(found, key=lambda path: _number(path) or 0, reverse=True)
 
-    def save(self, agent: PPOAgent, data: dict[str, Any], keep: int, *, best: bool) -> None:
-        """Write the checkpoint of an update, then drop old ones: the last good one is never touched before."""
-        agent.save(self.checkpoint(int(data["update"])), data)
-        if best:
-            agent.save(self.best, data)
-        for old in sorted(self.checkpoints.glob("update-*.safetensors"))[:-keep]:
+    def latest(self) -> Path | None:
+        return next(iter(self.saved()), None)
+
+    # -- writing -------------------------------------------------------------------------------------------------------
+
+    def save(self, agent: PPOAgent, data: dict[str, Any], keep: int) -> None:
+        """Write the checkpoint of an update, which says what is best; then the copy of the best; then drop old ones."""
+        update = int(data["update"])
+        agent.save(self.checkpoint(update), data)
+        if data["best_update"] == update:
+            self._copy_best(update)
+        self.drop_old(update, keep)
+
+    def _copy_best(self, update: int) -> None:
+        write_whole(self.best, self.checkpoint(update).read_bytes())
+
+    def drop_old(self, update: int, keep: int) -> None:
+        """Those before the newest `keep` up to `update`; what is newer was found damaged, and will be written again."""
+        for old in [path for path in self.saved() if (_number(path) or 0) <= update][keep:]:
             old.unlink(missing_ok=True)
+
+    def remove_temporaries(self) -> None:
+        """What a process that died was writing. Only under the lock: a process that lives is writing, too."""
+        for place in (self.path, self.checkpoints):
+            for path in place.glob(".*.tmp"):
+                path.unlink(missing_ok=True)
+
+    # -- the best ------------------------------------------------------------------------------------------------------
+
+    def restore_best(self, update: int) -> bool:
+        """Whether the best policy, that of `update`, is there; a copy that is missing or damaged is made again.
+
+        A copy of a later update is left alone: its checkpoint was damaged, and the run will come to it again.
+        """
+        if (_whole_update(self.best) or 0) >= update:
+            return True
+        if _whole_update(self.checkpoint(update)) != update:
+            return False
+        self._copy_best(update)
+        return True
+
+    def best_update(self) -> int | None:
+        """Of the copy of the best policy; None if there is none, or it is damaged."""
+        return _whole_update(self.best)
+
+    def policy(self) -> Path:
+        """The best policy by the run's own evaluations; the newest, if it has made none."""
+        newest = self.latest()
+        if newest is None and not self.best.exists():
+            raise RunFolderError(f"the run {self.path} has no checkpoint yet")
+        try:
+            kept = {} if newest is None else inspect_checkpoint(newest).data.get("caller", {})
+        except CheckpointError:
+            kept = {}  # resuming falls back to the one before; for a policy the best is good
+        update, score = kept.get("best_update"), kept.get("best_score")
+        if self.best.exists() and (not isinstance(update, int) or (_update_in(self.best) or update) >= update):
+            return self.best
+        if isinstance(update, int) and self.checkpoint(update).exists():
+            return self.checkpoint(update)  # the run died, or is, between the two files
+        if newest is None or isinstance(update, int) or (isinstance(score, float) and math.isfinite(score)):
+            raise RunFolderError(
+                f"the best policy of the run {self.path} is lost ({self.best.name} is not in it); the newest one is "
+                f"{newest}"
+            )
+        return newest
 
     @contextmanager
     def lock(self) -> Iterator[None]:
         """Two processes in one run would mix their histories. A process that dies lets go, however it dies."""
-        handle = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR)
+        try:
+            handle = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        except OSError as error:
+            raise RunFolderError(f"cannot lock {self.path} ({error.strerror})") from error
         try:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -105,3 +181,48 @@ class RunFolder:
             yield
         finally:
             os.close(handle)
+
+
+@contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise RunFolderError(f"cannot write to {path} ({error.strerror}): choose another folder with --run") from error
+
+
+def _make_folder(path: Path) -> None:
+    """With its parents, each known to the disk: after a power cut a run must not lie in a folder that is gone."""
+    if path.is_dir():
+        return
+    _make_folder(path.parent)
+    path.mkdir(exist_ok=True)
+    handle = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _number(path: Path) -> int | None:
+    """The update of a checkpoint, by its name."""
+    digits = path.stem.removeprefix("update-")
+    return int(digits) if digits.isascii() and digits.isdecimal() else None
+
+
+def _update_in(path: Path) -> int | None:
+    """The update that a checkpoint says it is of; None if it cannot be read."""
+    try:
+        update = inspect_checkpoint(path).data.get("caller", {}).get("update")
+    except CheckpointError:
+        return None
+    return update if isinstance(update, int) else None
+
+
+def _whole_update(path: Path) -> int | None:
+    """The same, of a file that is there and whole."""
+    try:
+        update = load_checkpoint(path).data.get("caller", {}).get("update")
+    except CheckpointError:
+        return None
+    return update if isinstance(update, int) else None
