@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, at_least, clock, pick_workers, wide_console, with_interval
+from esper.cli.episodes import Watch, clock, pick_workers, wide_console, with_interval
 from esper.cli.places import claim_file, file_name, refuse_if_it_holds, results_folder
 from esper.files import write_whole
 
@@ -60,7 +60,6 @@ class Compare:
         from esper.training.evaluation import draw_numbers
         from esper.training.growing import pick_device
 
-        at_least("--seed", self.seed, 0)
         refuse_if_it_holds(self.out, ("comparison.json",), "a comparison")
         numbers = draw_numbers(self.episodes, self.seed)
         controllers = labelled(self.controllers)

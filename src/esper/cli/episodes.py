@@ -106,7 +106,6 @@ def at_least(option: str, value: int | None, least: int) -> None:
 
 
 def pick_workers(wanted: int | None, device: str) -> int:
-    at_least("--workers", wanted, 1)
     return wanted or ((os.cpu_count() or 1) if device == "cpu" else 1)
 
 

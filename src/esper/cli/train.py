@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from esper.cli.episodes import PrecisionName, at_least, check_gpu_options, clock, pick_workers, wide_console
-from esper.cli.places import file_name
+from esper.cli.episodes import PrecisionName, check_gpu_options, clock, pick_workers, wide_console
+from esper.cli.leftovers import NewRun, discarded_unless_begun, no_empty_folder
+from esper.cli.options import option_name
+from esper.cli.places import claim, file_name
 from esper.cli.train_watch import TrainWatch
 
 if TYPE_CHECKING:
@@ -23,9 +25,8 @@ if TYPE_CHECKING:
     from esper.training.run_folder import RunFolder
     from esper.training.train_config import TrainConfig
 
-LEAST = {"envs": 1, "updates": 1, "seed": 0, "evaluate_every": 0, "compare_episodes": 0}
-"""Options that are numbers, and the least that each may be."""
-CHANGED = (*LEAST, "task", "init", "floor", "data_dir", "text_file", "wandb")
+COUNTED = ("envs", "updates", "seed", "evaluate_every", "compare_episodes")
+CHANGED = (*COUNTED, "task", "init", "floor", "data_dir", "text_file", "wandb")
 """Options that replace the preset's setting of the same name."""
 CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "tensorboard", "wandb"}
 """A run may go on longer, its files may have moved, and others may watch; anything else would make it another run."""
@@ -89,27 +90,31 @@ class Train:
         from esper.engine.quiet import quiet_collector
         from esper.training.growing import pick_device
         from esper.training.loop import Trainer
+        from esper.training.run_folder import RunFolder
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         console = wide_console(stderr=False)
         device = pick_device(self.device)
         workers = pick_workers(self.workers, device.type)
-        folder, config = self._begin(device)
+        path, config = self._begin(device)
         started = time.perf_counter()
-        with folder.lock(), quiet_collector(device):
-            recorder = self._recorder(folder, config)
-            trainer = Trainer(config, folder, recorder, workers=min(workers, config.envs), device=str(device))
-            try:
-                finished = self._train(console, folder, trainer)
-            finally:
-                trainer.close()
+        new = self.resume is None
+        with no_empty_folder(path / "checkpoints"):
+            folder = RunFolder.create(path, config) if new else RunFolder(path)
+            with folder.lock(), discarded_unless_begun(path, new=new) as run, quiet_collector(device):
+                recorder = self._recorder(folder, config)
+                trainer = Trainer(config, folder, recorder, workers=min(workers, config.envs), device=str(device))
+                try:
+                    finished = self._train(console, folder, trainer, run)
+                finally:
+                    trainer.close()
         if not finished:
             again = shlex.join(["esper", "train", "--resume", str(folder.path)])
             console.print(f"Stopped after update {trainer.update}; continue with: {again}", soft_wrap=True)
             return 130
         return self._judge(console, folder, config, workers, clock(time.perf_counter() - started))
 
-    def _train(self, console: Console, folder: RunFolder, trainer: Trainer) -> bool:
+    def _train(self, console: Console, folder: RunFolder, trainer: Trainer, run: NewRun) -> bool:
         """Whether it went on to the last update."""
         from esper.telemetry.profiler import profiling
         from esper.training.interrupt import interruptible
@@ -126,12 +131,13 @@ class Train:
                 show(report)
                 profile.step()
 
+            run.begun = True
             return trainer.run(on_update, stop=lambda: interrupt.requested)
 
     # -- what to do, and where -----------------------------------------------------------------------------------------
 
-    def _begin(self, device: torch.device) -> tuple[RunFolder, TrainConfig]:
-        """The run's folder and configuration. What cannot be used is found out before there is a folder."""
+    def _begin(self, device: torch.device) -> tuple[Path, TrainConfig]:
+        """Where the run is and its configuration. What cannot be used is found out before there is a folder."""
         from esper.agent.controller import LearnedController
         from esper.training.run_folder import RunFolder
 
@@ -141,18 +147,16 @@ class Train:
         _check_sinks(config)
         if self.resume is None and config.init is not None:
             LearnedController.load(Path(config.init))
-        if self.resume is not None:
-            return RunFolder(self.resume), config
-        path = self.run_dir or Path("runs") / f"{file_name(config.task)}-{config.seed}"
-        return RunFolder.create(path, config), config
+        if self.profile is not None:
+            claim(self.profile)
+        usual = Path("runs") / f"{file_name(config.task)}-{config.seed}"
+        return self.resume or self.run_dir or usual, config
 
     def _changes(self) -> dict[str, Any]:
         from esper.engine.precision import Precision
         from esper.training.catalogue import policy_file
 
         given = {name: getattr(self, name) for name in CHANGED if getattr(self, name) is not None}
-        for name, least in LEAST.items():
-            at_least(_spelled(name), getattr(self, name), least)
         given |= {name: True for name in ("compiled", "tensorboard") if getattr(self, name)}
         if self.precision is not None:
             given["precision"] = Precision(self.precision)
@@ -184,7 +188,7 @@ class Train:
             raise ValueError(
                 "a resumed run keeps its configuration; only --updates (to go on longer), --data-dir and --text-file "
                 "(if files have moved), --compare-episodes, --tensorboard and --wandb may be given, not "
-                + ", ".join(sorted(map(_spelled, refused)))
+                + ", ".join(sorted(map(option_name, refused)))
             )
         return replace(config, **changes)
 
@@ -237,11 +241,6 @@ class Train:
         words += [word for option, path in files if path is not None for word in (option, path)]
         console.print(f"Grow with it: {shlex.join(words)}", soft_wrap=True, highlight=False)
         return code
-
-
-def _spelled(name: str) -> str:
-    """A field as an option: its name, but for the one that has another on the shell."""
-    return {"run_dir": "--run", "ppo": "[ppo]"}.get(name, f"--{name.replace('_', '-')}")
 
 
 def _check_sinks(config: TrainConfig) -> None:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, at_least, pick_workers, wide_console, with_interval
+from esper.cli.episodes import Watch, pick_workers, wide_console, with_interval
 from esper.cli.places import claim_file
 from esper.files import write_whole
 
@@ -46,7 +46,6 @@ class TuneHeuristic:
         from esper.training.interrupt import interruptible
         from esper.training.tuning import as_toml, tune
 
-        at_least("--seed", self.seed, 0)
         numbers = draw_numbers(self.episodes, self.seed)
         get_family(self.task).draw(numbers[0])
         if self.out.suffix != ".toml":
