@@ -123,7 +123,8 @@ def _parse(name: str, words: list[str]) -> Command:
         given["default"] = kind(**_required(kind) | read_settings(defaults, kind))
     with redirect_stderr(io.StringIO()) as said:
         try:
-            return tyro.cli(kind, prog=f"esper {name}", args=words, **given)
+            command: Command = tyro.cli(kind, prog=f"esper {name}", args=words, **given)
+            return command
         except SystemExit as stopped:
             if not stopped.code:  # --help
                 raise
@@ -134,7 +135,7 @@ def _required(kind: type) -> dict[str, Any]:
     """Fields that only the words can give, marked as not given yet."""
     import tyro
 
-    fields = dataclasses.fields(kind)  # type: ignore[arg-type]
+    fields = dataclasses.fields(kind)
     return {field.name: tyro.MISSING for field in fields if field.default is dataclasses.MISSING}
 
 

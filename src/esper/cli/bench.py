@@ -75,7 +75,9 @@ def _sizes(text: str) -> list[int]:
         sizes = []
     if not sizes or not all(COUNTS["envs"].least <= size <= COUNTS["envs"].most for size in sizes):
         most = f"{COUNTS['envs'].most:,}"
-        raise ValueError(f"--envs takes numbers from 1 to {most} with commas between them, such as 1,4,16; got {text!r}")
+        raise ValueError(
+            f"--envs takes numbers from 1 to {most} with commas between them, such as 1,4,16; got {text!r}"
+        )
     return sizes
 
 
