@@ -36,7 +36,12 @@ class Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bars
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("epochs"),
+        )
         self.bars = Bars(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
         self.rows: dict[str, Any] = {}
         self.bars.start()

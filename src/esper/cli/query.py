@@ -118,9 +118,10 @@ def _plain(value: object) -> object:
 
 
 def _print_table(columns: list[str], rows: Iterable[Row]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from esper.cli.episodes import wide_console
 
     table = Table(box=None, pad_edge=False)
     every = list(rows)
@@ -130,7 +131,7 @@ def _print_table(columns: list[str], rows: Iterable[Row]) -> None:
     for row in every:
         table.add_row(*(Text(_shown(value)) for value in row))  # Text: nothing in a message is markup
     # A file or a pipe has no width to fit into.
-    console = Console() if sys.stdout.isatty() else Console(width=10_000)
+    console = wide_console(file_width=10_000)
     console.print(table)
     console.print(f"{len(every)} row{'' if len(every) == 1 else 's'}", style="dim", highlight=False)
 

@@ -1,7 +1,7 @@
 """Jobs in several processes: each job goes to the next idle worker, results come back in the order they finish.
 
-Workers are fresh interpreters (spawn), with one torch thread each. They ignore the signals that end a command, which are
-the parent's to handle, and they end with the parent, however that ends: their pipe breaks.
+Workers are fresh interpreters (spawn), with one torch thread each. They ignore the signals that end a command, which
+are the parent's to handle, and they end with the parent, however that ends: their pipe breaks.
 
 How long a job takes nobody knows, so a worker shows in another way that it is alive: a thread of it sends a beat every
 second through a pipe of its own. One that is stopped, or hangs where no thread can run, is silent; it is ended, and the
@@ -90,8 +90,8 @@ class Worker:
         self.process.join(timeout=5)
         if self._given_up is not None:
             return WorkerError(
-                f"worker process {self.process.pid} has not answered for {self._given_up:.0f} seconds and was ended: it "
-                "was stopped, or it hung"
+                f"worker process {self.process.pid} has not answered for {self._given_up:.0f} seconds and was ended: "
+                "it was stopped, or it hung"
             )
         return WorkerError(
             f"worker process {self.process.pid} ended with exit code {self.process.exitcode}; it may have run out of "
