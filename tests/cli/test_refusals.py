@@ -8,91 +8,39 @@ from __future__ import annotations
 import dataclasses
 import importlib
 import os
-import shutil
-import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import get_args, get_type_hints
 
 import pytest
+from refusing import NEEDED, contents, copy_material, make_material, replace_work, within
 
 from esper.cli import COMMANDS, main
 from esper.cli.options import RANGES
-from esper.tasks.family import TaskFamily
-from esper.telemetry.store import STORE_NAME, RunStore
-from esper.training.run_folder import RunFolder
-from esper.training.train_config import TrainConfig
+from esper.telemetry.store import STORE_NAME
 
 Capture = pytest.CaptureFixture[str]
-NEEDED = {
-    "clone": ["recording"],
-    "offline": ["recording"],
-    "checkpoint": ["inspect", "x.safetensors"],
-    "query": ["run", "SELECT 1"],
-}
-"""Words without which a command is no command."""
-WORK = (
-    "offline.cloning.clone",
-    "offline.iql.iql",
-    "offline.recorder.play",
-    "training.comparison.compare",
-    "training.growing.run_growth",
-    "training.loop.Trainer.run",
-    "training.speed.measure_steps",
-    "training.tuning.run_jobs",
-)
-"""What a refused command never begins."""
 
 
 @pytest.fixture(scope="module")
 def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A recording and a run, in a folder that every test gets a copy of."""
     folder = tmp_path_factory.mktemp("material")
-    before = Path.cwd()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TaskFamily.__init__, "__kwdefaults__", {**TaskFamily.__init__.__kwdefaults__, "horizon": 1})
-        os.chdir(folder)
-        try:
-            words = ["record", "--task", "digits", "--episodes", "6", "--workers", "1", "--out", "recording"]
-            assert main(words) == 0
-            RunFolder.create(Path("run"), TrainConfig(task="digits"))
-            RunStore(Path("run") / STORE_NAME).close()
-        finally:
-            os.chdir(before)
+    make_material(folder)
     return folder
 
 
 @pytest.fixture(autouse=True)
 def at_once() -> Iterator[None]:
-    """A command that waits for ever fails its test instead of blocking the suite."""
-
-    def late(number: int, frame: object) -> None:
-        pytest.fail("the command was not refused at once")
-
-    before = signal.signal(signal.SIGALRM, late)
-    signal.alarm(60)
-    yield
-    signal.alarm(0)
-    signal.signal(signal.SIGALRM, before)
+    with within(60):
+        yield
 
 
 @pytest.fixture
 def place(material: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    shutil.copytree(material, tmp_path, dirs_exist_ok=True)
-    os.mkfifo(tmp_path / "fifo")
-    os.mkfifo(tmp_path / "fifo.toml")
-    os.mkfifo(tmp_path / "fifo.safetensors")
-    (tmp_path / "a-file").write_text("no folder")
+    copy_material(material, tmp_path)
     monkeypatch.chdir(tmp_path)
-    for work in WORK:
-        monkeypatch.setattr(f"esper.{work}", lambda *a, **k: pytest.fail("work was begun"))
+    replace_work(monkeypatch, lambda: pytest.fail("work was begun"))
     return tmp_path
-
-
-def contents(folder: Path) -> list[tuple[str, int]]:
-    """Every path with its size, for files. Beside a store, SQLite itself keeps two files for its readers."""
-    paths = [path for path in folder.rglob("*") if not path.name.endswith(("-shm", "-wal"))]
-    return sorted((str(path.relative_to(folder)), path.stat().st_size if path.is_file() else 0) for path in paths)
 
 
 def refused(place: Path, words: list[str], capsys: Capture) -> str:
@@ -214,6 +162,11 @@ TABLE: list[tuple[list[str], str]] = [
     (["checkpoint", "inspect", "run"], "is a directory"),
     (["query", "fifo"], "a FIFO"),
     (["query", "/dev/zero"], "a device"),
+    (["compare", "--task", "digits", "--json", "fifo"], "nobody reads"),
+    (["compare", "--task", "digits", "--out", "fifo"], "a FIFO"),
+    (["clone", "recording", "--out", "fifo.safetensors"], "a FIFO"),
+    (["tune-heuristic", "--task", "digits", "--out", "fifo.toml"], "a FIFO"),
+    (["train", "--task", "digits", "--run", "/dev/null"], "a device"),
     # words that are no text
     (["grow", "--task", "a\nb\x1b[31mc"], "unknown task"),
     (["grow", "--out", "a\udcffb"], "UTF-8"),

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-OUTPUTS = ("out", "run_dir", "json", "profile")
-"""Options that say where results go."""
+from esper.cli.options import OUTPUTS
+
 USUAL = (Path("grown"), Path("compared"), Path("runs"))
 """Where results go if nobody said."""
 RUN_FILES = ("config.json", "run.sqlite", "run.sqlite-wal", "run.sqlite-shm", "checkpoints/start.safetensors", ".lock")

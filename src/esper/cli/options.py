@@ -4,6 +4,7 @@ are files or folders. What only a command can find out, it finds out itself."""
 from __future__ import annotations
 
 import dataclasses
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -35,6 +36,8 @@ RANGES: dict[str, Count | Range] = {
 """By option, whatever the command. A test fails for a number that has no range."""
 
 FILES = ("text_file", "path")
+OUTPUTS = ("out", "run_dir", "profile", "json")
+"""Where results go."""
 FOLDERS = ("data_dir", "resume", "recording")
 EITHER = ("folder", "controller", "init")
 READ_IN_FOLDERS = ("config.json", "run.sqlite", "checkpoints/*.safetensors", "episodes-*.safetensors")
@@ -53,6 +56,9 @@ def check_options(name: str, command: object) -> None:
             check_count(spelled, value, wanted) if isinstance(wanted, Count) else check_number(spelled, value, wanted)
     for option, path in _inputs(name, given):
         _check_input(option, path)
+    for option in OUTPUTS:
+        if isinstance(value := given.get(option), str | Path):
+            _check_output(option, Path(value))
 
 
 def option_name(field: str) -> str:
@@ -75,7 +81,7 @@ def _check_text(option: str, text: str) -> None:
         raise ValueError(f"{option} is not UTF-8 text: {text!a}") from error
 
 
-# -- inputs -----------------------------------------------------------------------------------------------------------
+# -- inputs and outputs -----------------------------------------------------------------------------------------------
 
 
 def _inputs(name: str, given: dict[str, object]) -> Iterator[tuple[str, Path]]:
@@ -102,3 +108,16 @@ def _check_input(option: str, path: Path) -> None:
         for file in (found for pattern in READ_IN_FOLDERS for found in path.glob(pattern)):
             if (kind := special_kind(file)) is not None:
                 raise ValueError(f"{option_name(option)} cannot be read: {file} is {kind}")
+
+
+def _check_output(option: str, path: Path) -> None:
+    """Only JSON is written into what is there already: a pipe, or the terminal."""
+    kind = special_kind(path)
+    if kind is None or (option == "json" and kind == "a device"):
+        return
+    if option != "json":
+        raise ValueError(f"{option_name(option)} cannot be written: {path} is {kind}")
+    try:
+        os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # without O_NONBLOCK it would wait for a reader
+    except OSError as error:
+        raise ValueError(f"{option_name(option)} cannot be written: {path} is {kind} that nobody reads") from error
