@@ -17,7 +17,9 @@ from refusing import NEEDED, contents, copy_material, make_material, replace_wor
 
 from esper.cli import COMMANDS, main
 from esper.cli.options import RANGES
+from esper.tasks import load_task
 from esper.telemetry.store import STORE_NAME
+from esper.training.catalogue import make_controller
 
 Capture = pytest.CaptureFixture[str]
 
@@ -194,3 +196,10 @@ def test_a_fifo_inside_a_recording_does_not_block(place: Path, capsys: Capture) 
     os.mkfifo(place / "recording" / "episodes-000009-00000000.safetensors")
     for words in (["clone", "recording"], ["record", "--task", "digits", "--out", "recording"]):
         assert "a FIFO" in refused(place, words, capsys)
+
+
+def test_a_program_of_ones_own_does_not_block_either(place: Path) -> None:
+    with pytest.raises(ValueError, match="a FIFO"):
+        make_controller("fifo.toml")
+    with pytest.raises(ValueError, match="a FIFO"):
+        load_task("text", text_file="fifo")

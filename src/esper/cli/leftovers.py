@@ -47,13 +47,13 @@ class NewRun:
 
 @contextmanager
 def discarded_unless_begun(folder: Path, *, new: bool) -> Iterator[NewRun]:
-    """What a new run wrote goes again if it fails before its first step. Only under the run's lock: the files of
-    another process must not be taken for one's own."""
+    """What a new run wrote goes again if it fails, or is interrupted, before its first step. Only under the run's lock:
+    the files of another process must not be taken for one's own."""
     run = NewRun()
     had_tensorboard = (folder / "tensorboard").exists()
     try:
         yield run
-    except Exception:
+    except BaseException:
         if new and not run.begun:
             for name in RUN_FILES:
                 (folder / name).unlink(missing_ok=True)
