@@ -1,6 +1,6 @@
 """Settings from a TOML or JSON file, checked strictly: an unknown key is an error that names the nearest known one.
 
-Also the ranges that settings are checked against: those of the agent come from files and from code alike.
+Also the ranges that settings are checked against: they come from files, from the shell and from code alike.
 """
 
 from __future__ import annotations
@@ -8,14 +8,22 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import json
+import os
+import stat
 import tomllib
 import types
 from collections.abc import Callable, Mapping
+from enum import Enum
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union, get_args, get_origin, get_type_hints
 
 _Settings = TypeVar("_Settings")
+
+LARGEST_FILE = 2**20
+"""Bytes of a configuration; a real one has a few hundred."""
+LARGEST_NUMBER = 2**63
+"""Numbers beyond it fit neither a tensor nor SQLite, and far beyond it no float."""
 
 
 class ConfigError(ValueError):
@@ -43,18 +51,89 @@ def check_number(name: str, value: object, wanted: Range, *, optional: bool = Fa
     if value is None and optional:
         return
     if isinstance(value, int | float) and not isinstance(value, bool):
-        usable = isinstance(value, int) or (isfinite(value) and not wanted.whole)
+        usable = abs(value) < LARGEST_NUMBER if isinstance(value, int) else isfinite(value) and not wanted.whole
         if usable and wanted.holds(value):
             return
-    raise ValueError(f"{name} must be {wanted.words}{' or None' if optional else ''}, not {value!r}")
+    raise ValueError(f"{name} must be {wanted.words}{' or None' if optional else ''}, not {shown(value)}")
+
+
+class Count(NamedTuple):
+    """What a whole number may be. The most is far above any use, and far below what would break something."""
+
+    least: int
+    most: int
+
+
+COUNTS = {
+    "envs": Count(1, 10_000),
+    "updates": Count(1, 999_999),  # six digits in a checkpoint's name, so that names sort as numbers do
+    "seed": Count(0, 2**32 - 1),  # times the million draws of a seed it still fits 64 bits
+    "draws": Count(1, 1_000_000),  # those of one seed
+    "evaluate_every": Count(0, 999_999),
+    "evaluation_episodes": Count(1, 10_000),
+    "compare_episodes": Count(0, 10_000),  # the draws of one seed in a comparison
+    "keep": Count(1, 999_999),
+}
+"""Of a training run, whether they come from the shell or from its configuration."""
+
+
+def check_count(name: str, value: object, wanted: Count) -> None:
+    """Refuse what is no whole number of that range, in one line."""
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise ValueError(f"{name} must be a whole number, not {shown(value)}")
+    if value < wanted.least:
+        raise ValueError(f"{name} must be at least {wanted.least}, not {shown(value)}")
+    if value > wanted.most:
+        raise ValueError(f"{name} must be at most {wanted.most:,}, not {shown(value)}")
+
+
+def shown(value: object) -> str:
+    """A value in a message: what a hostile file says must not fill a screen."""
+    if isinstance(value, int) and abs(value) >= 10**40:  # Python refuses to write very long ones at all
+        return f"a number of {value.bit_length()} bits"
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+# -- files ------------------------------------------------------------------------------------------------------------
+
+
+def special_kind(path: Path) -> str | None:
+    """What a path is that can be read neither as a file nor as a folder: reading it may block, or never end."""
+    try:
+        mode = path.stat().st_mode
+    except (OSError, ValueError):  # it is not there, or its name is none: its reader says so
+        return None
+    kinds = {stat.S_ISFIFO: "a FIFO", stat.S_ISSOCK: "a socket", stat.S_ISCHR: "a device", stat.S_ISBLK: "a device"}
+    return next((name for is_so, name in kinds.items() if is_so(mode)), None)
+
+
+def read_small(path: Path) -> str:
+    """The text of a regular file of at most `LARGEST_FILE` bytes."""
+    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block without a writer
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(f"it is {special_kind(path) or 'a directory'}, not a file")
+        with open(handle, "rb", closefd=False) as file:
+            content = file.read(LARGEST_FILE + 1)
+    finally:
+        os.close(handle)
+    if len(content) > LARGEST_FILE:
+        raise OSError(f"it has more than {LARGEST_FILE:,} bytes")
+    return content.decode("utf-8")
 
 
 def read_config(path: Path, kind: type[_Settings]) -> _Settings:
     """An instance of the dataclass `kind` with the file's values in place of its defaults."""
+    return kind(**read_settings(path, kind))
+
+
+def read_settings(path: Path, kind: type) -> dict[str, Any]:
+    """The file's values, by the names of the fields of the dataclass `kind`."""
     values = _read(path)
     if not isinstance(values, dict):
         raise ConfigError(f"{path} must hold a table of settings, not a {type(values).__name__}")
-    return kind(**checked(values, kind, str(path)))
+    return checked(values, kind, str(path))
 
 
 def checked(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any]:
@@ -67,7 +146,7 @@ def checked(values: Mapping[str, Any], kind: type, where: str) -> dict[str, Any]
         if name is None:
             near = difflib.get_close_matches(key, known, n=1)
             hint = f"did you mean {near[0]!r}?" if near else f"the settings are {', '.join(known)}"
-            raise ConfigError(f"{where}: unknown setting {key!r}; {hint}")
+            raise ConfigError(f"{where}: unknown setting {shown(key)}; {hint}")
         settings[name] = _typed(value, hints[name], f"{where}: {key}")
     return settings
 
@@ -85,12 +164,12 @@ def _spellings(kind: type) -> dict[str, str]:
 
 def _read(path: Path) -> Any:
     try:
-        text = path.read_text("utf-8")
-    except (OSError, UnicodeDecodeError) as error:
+        text = read_small(path)
+    except (OSError, ValueError) as error:
         raise ConfigError(f"cannot read the configuration {path}: {error}") from error
     try:
         return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ConfigError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
 
 
@@ -98,20 +177,33 @@ def _typed(value: Any, hint: Any, where: str) -> Any:
     """`value` if it is of the hinted type, with the conversions that files need (paths, whole numbers as floats)."""
     options = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
     for option in options:
-        if get_origin(option) is Literal and value in get_args(option):
+        if get_origin(option) is Literal and isinstance(value, str) and value in get_args(option):
             return value
         if get_origin(option) is dict and isinstance(value, dict):
             return value
-        if get_origin(option) is tuple and isinstance(value, list) and len(value) == len(get_args(option)):
+        if get_origin(option) is tuple and isinstance(value, list | tuple) and len(value) == len(get_args(option)):
             return tuple(_typed(one, each, where) for one, each in zip(value, get_args(option), strict=True))
-        if option is Path and isinstance(value, str):
-            return Path(value)
-        if option is float and isinstance(value, int) and not isinstance(value, bool):
-            return float(value)
-        if isinstance(option, type) and isinstance(value, option) and not (option is int and isinstance(value, bool)):
-            return value
+        if isinstance(option, type) and (made := _made(value, option, where)) is not None:
+            return made
+        if option is type(None) and value is None:
+            return None
     wanted = " or ".join(_spelled(option) for option in options if option is not type(None))
-    raise ConfigError(f"{where} must be {wanted}, not {value!r}")
+    raise ConfigError(f"{where} must be {wanted}, not {shown(value)}")
+
+
+def _made(value: Any, kind: type, where: str) -> Any:
+    """`value` as one of `kind`; None where it cannot be one."""
+    if kind is Path:
+        return Path(value) if isinstance(value, str) else None
+    if issubclass(kind, Enum):
+        return next((one for one in kind if one.value == value), None)
+    if dataclasses.is_dataclass(kind):
+        return kind(**checked(value, kind, where)) if isinstance(value, dict) else None
+    if kind in (int, float) and (isinstance(value, bool) or (isinstance(value, int) and abs(value) >= LARGEST_NUMBER)):
+        return None
+    if kind is float and isinstance(value, int):
+        return float(value)
+    return value if isinstance(value, kind) else None
 
 
 def _spelled(option: Any) -> str:
@@ -119,4 +211,7 @@ def _spelled(option: Any) -> str:
         return "one of " + ", ".join(map(str, get_args(option)))
     if get_origin(option) is tuple:
         return f"a list of {len(get_args(option))}"
-    return "a table" if get_origin(option) is dict else str(option.__name__)
+    if isinstance(option, type) and issubclass(option, Enum):
+        return "one of " + ", ".join(str(one.value) for one in option)
+    is_table = get_origin(option) is dict or dataclasses.is_dataclass(option)
+    return "a table" if is_table else str(option.__name__)

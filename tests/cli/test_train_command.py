@@ -290,6 +290,7 @@ def test_wandb_that_does_not_start_is_one_line(monkeypatch: pytest.MonkeyPatch, 
     said = capsys.readouterr().err
     assert "api_key not configured" in said
     assert said.count("\n") == 1
+    assert list(Path().iterdir()) == []  # the same command can be given again
 
 
 def test_a_network_that_cannot_be_compiled_is_an_event_and_the_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:

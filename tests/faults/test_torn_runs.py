@@ -18,7 +18,7 @@ from esper.agent.config import PPOConfig
 from esper.cli import main
 from esper.training import run_folder
 from esper.training.catalogue import make_controller, policy_file
-from esper.training.interrupt import interruptible
+from esper.training.interrupt import ended_by_signals, interruptible
 from esper.training.loop import Trainer, TrainingBrokenError
 from esper.training.run_folder import RunFolder, RunFolderError
 from esper.training.train_config import TrainConfig
@@ -180,7 +180,7 @@ def test_the_configuration_is_written_under_the_lock(tmp_path: Path, monkeypatch
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_every_polite_signal_ends_a_run_after_its_update(number: signal.Signals) -> None:
     before = signal.getsignal(number)
-    with interruptible() as interrupt:
+    with ended_by_signals(), interruptible() as interrupt:
         os.kill(os.getpid(), number)
         assert interrupt.requested
         with pytest.raises(KeyboardInterrupt):  # whoever asks twice does not wait

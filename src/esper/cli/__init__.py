@@ -2,17 +2,23 @@
 
 A command's module has a frozen dataclass (its options, with their documentation) whose `run` does the job and returns
 the exit code: 0 done; 1 failed, also where an option's value cannot be used; 2 the words are no command (nothing was
-tried: an unknown command or option, or a word where a number belongs); 130 interrupted by Ctrl-C.
+tried: an unknown command or option, or a word where a number belongs); 130 interrupted by Ctrl-C, 143 by SIGTERM, 129
+by SIGHUP. What failed is said in one line.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+from esper.training.interrupt import INTERRUPTED, ended_by_signals
 
 COMMANDS = {
     "train": "train a controller with PPO; resume; ends with a comparison",
@@ -48,22 +54,52 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
-        print(f"esper: unknown command {name!r}; the commands are {', '.join(COMMANDS)}", file=sys.stderr)
+        _say(f"esper: unknown command {name!r}; the commands are {', '.join(COMMANDS)}")
         return 2
+    with ended_by_signals() as ending:
+        return ending.code(_run(name, rest))
+
+
+class UsageError(Exception):
+    """The words are no command."""
+
+
+def _run(name: str, words: list[str]) -> int:
+    from esper.cli.leftovers import no_empty_folders
+    from esper.cli.options import check_options
+
     try:
-        return _parse(name, rest).run()
+        command = _parse(name, words)
+        check_options(name, command)
+        with no_empty_folders(command):
+            return command.run()
     except (KeyboardInterrupt, Exception) as error:
         if _is_interrupt(error):
-            print("esper: interrupted", file=sys.stderr)
-            return 130
+            _say("esper: interrupted")
+            return INTERRUPTED
+        if isinstance(error, UsageError):
+            _say(f"esper {name}: {error}; `esper {name} --help` shows the options")
+            return 2
         from esper.telemetry.optional import PackageMissingError
 
         # Bad input ends with one line that says what, where and what to do. A person who hunts a bug wants more.
-        expected = (ValueError, OSError, RuntimeError, PackageMissingError)
+        expected = (ValueError, OSError, RuntimeError, MemoryError, PackageMissingError)
         if not isinstance(error, expected) or os.environ.get("ESPER_TRACEBACK"):
             raise
-        print(f"esper {name}: {error}", file=sys.stderr)
+        what = str(error) or type(error).__name__
+        _say(f"esper {name}: {'out of memory: ' * isinstance(error, MemoryError)}{what}")
         return 1
+
+
+LONGEST_LINE = 2_000
+
+
+def _say(message: str) -> None:
+    """One line on the error stream. Names and files may hold anything, also what would command the terminal."""
+    line = " ".join(message.split())
+    line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
+    with suppress(OSError):  # nobody reads any more
+        print(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} …", file=sys.stderr)
 
 
 def _is_interrupt(error: BaseException) -> bool:
@@ -78,13 +114,40 @@ def _is_interrupt(error: BaseException) -> bool:
 def _parse(name: str, words: list[str]) -> Command:
     import tyro
 
-    from esper.config import read_config
+    from esper.config import read_settings
 
     kind: type[Command] = importlib.import_module(f"esper.cli.{name.replace('-', '_')}").COMMAND
     defaults, words = _take_config(words)
-    if defaults is None:
-        return tyro.cli(kind, prog=f"esper {name}", args=words)
-    return tyro.cli(kind, prog=f"esper {name}", args=words, default=read_config(defaults, kind))
+    given: dict[str, Any] = {}
+    if defaults is not None:
+        given["default"] = kind(**_required(kind) | read_settings(defaults, kind))
+    with redirect_stderr(io.StringIO()) as said:
+        try:
+            command: Command = tyro.cli(kind, prog=f"esper {name}", args=words, **given)
+            return command
+        except SystemExit as stopped:
+            if not stopped.code:  # --help
+                raise
+    raise UsageError(_unboxed(said.getvalue()))
+
+
+def _required(kind: type) -> dict[str, Any]:
+    """Fields that only the words can give, marked as not given yet."""
+    import tyro
+
+    fields = dataclasses.fields(kind)
+    return {field.name: tyro.MISSING for field in fields if field.default is dataclasses.MISSING}
+
+
+def _unboxed(said: str) -> str:
+    """What tyro said in a box (drawn, or in plain characters): what is below its title, up to the first rule."""
+    parts = [""]
+    for line in (line.strip("│| ") for line in said.strip().splitlines()[1:]):
+        is_rule = line and not line.strip("─-╰╯")
+        parts += [""] if is_rule else []
+        parts[-1] += "" if is_rule else f" {line}"
+    first = next((part for part in parts if part.strip()), "the words are no command")
+    return " ".join(first.partition("Got errors:")[0].split()).rstrip(".")[:300]
 
 
 def _take_config(words: list[str]) -> tuple[Path | None, list[str]]:
@@ -109,6 +172,7 @@ def _overview() -> str:
             *lines,
             "",
             "esper COMMAND --help shows a command's options; --config FILE (TOML or JSON) sets their defaults.",
-            "Exit codes: 0 done, 1 failed, 2 not a command, 130 interrupted. esper --version shows the version.",
+            "Exit codes: 0 done, 1 failed, 2 not a command, 130 interrupted (143 by SIGTERM, 129 by SIGHUP).",
+            "esper --version shows the version.",
         ]
     )

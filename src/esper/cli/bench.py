@@ -7,7 +7,8 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from esper.cli.episodes import PrecisionName, at_least, check_gpu_options
+from esper.cli.episodes import PrecisionName, check_gpu_options
+from esper.config import COUNTS
 
 if TYPE_CHECKING:
     from esper.training.speed import Steps
@@ -43,7 +44,6 @@ class Bench:
         from esper.training.speed import UNIT, measure_steps
 
         sizes = _sizes(self.envs)
-        at_least("--epochs", self.epochs, 1)
         device = pick_device(self.device)
         check_gpu_options(self.precision, self.compiled, device)
         torch.set_num_threads(1)  # as `esper train` does
@@ -73,8 +73,11 @@ def _sizes(text: str) -> list[int]:
         sizes = [int(part) for part in text.split(",")]
     except ValueError:
         sizes = []
-    if not sizes or min(sizes) < 1:
-        raise ValueError(f"--envs takes numbers from 1 with commas between them, such as 1,4,16; got {text!r}")
+    if not sizes or not all(COUNTS["envs"].least <= size <= COUNTS["envs"].most for size in sizes):
+        most = f"{COUNTS['envs'].most:,}"
+        raise ValueError(
+            f"--envs takes numbers from 1 to {most} with commas between them, such as 1,4,16; got {text!r}"
+        )
     return sizes
 
 

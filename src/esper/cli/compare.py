@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, at_least, clock, pick_workers, wide_console, with_interval
+from esper.cli.episodes import Watch, clock, pick_workers, styled, wide_console, with_interval
 from esper.cli.places import claim_file, file_name, refuse_if_it_holds, results_folder
 from esper.files import write_whole
 
@@ -60,7 +60,6 @@ class Compare:
         from esper.training.evaluation import draw_numbers
         from esper.training.growing import pick_device
 
-        at_least("--seed", self.seed, 0)
         refuse_if_it_holds(self.out, ("comparison.json",), "a comparison")
         numbers = draw_numbers(self.episodes, self.seed)
         controllers = labelled(self.controllers)
@@ -168,17 +167,20 @@ def _show(console: Console, found: Comparison, rows: list[Row]) -> None:
     columns = {heading: cell for heading, cell in _columns(found).items() if any(cell(row) != "–" for row in rows)}
     table.add_column("", min_width=13)
     for heading in columns:
-        table.add_column(heading, justify="right", no_wrap=True)
+        table.add_column(styled(heading), justify="right", no_wrap=True)
     for i, row in enumerate(rows):
         last_of_kind = i + 1 < len(rows) and rows[i + 1].is_control != row.is_control
-        table.add_row(_name(row, count), *(cell(row) for cell in columns.values()), end_section=last_of_kind)
+        cells = (_name(row, count), *(cell(row) for cell in columns.values()))
+        table.add_row(*map(styled, cells), end_section=last_of_kind)
     console.print(table)
     for line in _legend(found, rows):
-        console.print(f"[dim]{line}[/dim]", highlight=False, soft_wrap=True)
+        console.print(line, style="dim", highlight=False, soft_wrap=True)
 
 
 def _columns(found: Comparison) -> dict[str, Callable[[Row], str]]:
-    """Heading → cell of up to three lines. A column that has nothing to say in any row is left out."""
+    """Heading → cell of up to three lines, as markup. A column that has nothing to say in any row is left out."""
+    from rich.markup import escape
+
     rule = found.best_rule()
 
     def against_rule(row: Row) -> str:
@@ -193,7 +195,7 @@ def _columns(found: Comparison) -> dict[str, Callable[[Row], str]]:
         "vs none\n[dim]interval\nP(better)[/dim]": lambda row: with_interval(
             row.vs_none, "+.1f", _chance(row.better_than_none)
         ),
-        f"vs {rule}\n[dim]interval\nP(better)[/dim]": against_rule,
+        f"vs {escape(str(rule))}\n[dim]interval\nP(better)[/dim]": against_rule,
         "capacity\nregret\n[dim]interval[/dim]": lambda row: (
             "–" if row.name.startswith("static") else with_interval(row.regret, "+.1f")
         ),

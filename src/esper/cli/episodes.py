@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     from esper.training.statistics import Estimate
 
@@ -23,12 +24,25 @@ FILE_WIDTH = 110
 """Columns of what is written where nobody watches."""
 
 
-def wide_console(*, stderr: bool) -> Console:
-    """A person's terminal has its own width; a file has room for a whole table."""
+def wide_console(*, stderr: bool = False, file_width: int = FILE_WIDTH) -> Console:
+    """A person's terminal has its own width; a file has room for a whole table.
+
+    Text is printed as it is: names, paths and messages may have brackets and colons, which rich would take for styles
+    and emoji. What is to have a style is a `Text`, or has it by `style=`.
+    """
     from rich.console import Console
 
-    console = Console(stderr=stderr)
-    return console if console.is_terminal else Console(stderr=stderr, width=max(console.width, FILE_WIDTH))
+    console = Console(stderr=stderr, markup=False, emoji=False)
+    if console.is_terminal:
+        return console
+    return Console(stderr=stderr, markup=False, emoji=False, width=max(console.width, file_width))
+
+
+def styled(markup: str) -> Text:
+    """Of markup whose names are escaped."""
+    from rich.text import Text
+
+    return Text.from_markup(markup, emoji=False)
 
 
 def fits(console: Console, table: Table) -> bool:
@@ -76,7 +90,8 @@ class Watch:
     def __enter__(self) -> Watch:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-        columns = (BarColumn(), MofNCompleteColumn(), TextColumn("episodes, {task.description}"), TimeElapsedColumn())
+        last = TextColumn("episodes, {task.description}", markup=False)
+        columns = (BarColumn(), MofNCompleteColumn(), last, TimeElapsedColumn())
         self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
         self.job = self.bar.add_task("starting", total=None)
         self.bar.start()
@@ -106,7 +121,6 @@ def at_least(option: str, value: int | None, least: int) -> None:
 
 
 def pick_workers(wanted: int | None, device: str) -> int:
-    at_least("--workers", wanted, 1)
     return wanted or ((os.cpu_count() or 1) if device == "cpu" else 1)
 
 
@@ -122,7 +136,7 @@ def check_gpu_options(precision: str, compiled: bool, device: torch.device, *, r
 
 
 def with_interval(estimate: Estimate | None, form: str = ".1f", note: str = "") -> str:
-    """The number, its interval below it, and a note below that."""
+    """The number, its interval below it, and a note below that: markup, for `styled`."""
     if estimate is None:
         return "–"
     lines = [format(estimate.value, form)]

@@ -32,7 +32,10 @@ class GrowWatch:
         from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
         self.bar = Progress(
-            TextColumn("growing {task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn()
+            TextColumn("growing {task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
         )
         self.job = self.bar.add_task(self.task.name, total=self.epochs)
         self.live = Live(self.bar, console=self.console, transient=True) if self.console.is_terminal else None
@@ -140,8 +143,9 @@ def _show_seeds(console: Console, history: History) -> None:
     rows = [_cells(history, story) for story in stories]
     show_rows(console, "What grew", headings, rows, wrapping=("planted because", "because"))
     console.print(
-        "[dim]worth: points of validation accuracy with the seed over without it, ± standard error, "
-        "when it last worked at its fullest[/dim]",
+        "worth: points of validation accuracy with the seed over without it, ± standard error, "
+        "when it last worked at its fullest",
+        style="dim",
         highlight=False,
     )
 
@@ -173,7 +177,8 @@ def _show_result(console: Console, facts: dict[str, Any], title: str) -> None:
     rows = [_result("same host, not grown", facts, "_not_grown", "host_"), _result("grown", facts, "", "")]
     show_rows(console, title, headings, rows, wrapping=headings[:1])
     console.print(
-        f"[dim]score: test accuracy minus rent, {facts['rent']:g} points per extra host-size of parameters[/dim]",
+        f"score: test accuracy minus rent, {facts['rent']:g} points per extra host-size of parameters",
+        style="dim",
         highlight=False,
     )
 

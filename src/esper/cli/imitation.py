@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import at_least, clock, wide_console
+from esper.cli.episodes import clock, wide_console
 from esper.cli.places import claim_file
 
 if TYPE_CHECKING:
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
     from rich.console import Console
 
+    from esper.cli.compare import Compare
     from esper.offline.agreement import HeadAgreement
     from esper.offline.cloning import CloneConfig
     from esper.offline.fitting import Learned
@@ -35,7 +36,12 @@ class Progress:
         from rich.progress import BarColumn, MofNCompleteColumn, TextColumn
         from rich.progress import Progress as Bars
 
-        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("epochs"))
+        columns = (
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TextColumn("epochs"),
+        )
         self.bars = Bars(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
         self.rows: dict[str, Any] = {}
         self.bars.start()
@@ -64,10 +70,9 @@ def learn_and_judge(
     episodes: int,
 ) -> int:
     """Learn, write the policy, and show how well it agrees with its teachers and does in the environment."""
-    at_least("--seed", config.seed, 0)
-    at_least("--compare-episodes", episodes, 0)
     if out.suffix != ".safetensors" or out.with_suffix("").is_file():
         raise ValueError(f"the policy goes to a .safetensors file beside a folder of its name, not to {out}")
+    judged = _planned(recording, task, episodes, config.seed)
     claim_file(out, "--out", new=True)
     console = wide_console(stderr=False)
     with Progress(console) as progress:
@@ -75,7 +80,7 @@ def learn_and_judge(
     claim_file(out, "--out", new=True)  # another command may have been quicker
     save(out, learned, command, config, recording)
     show_agreement(console, learned)
-    return judge(console, out, recording, task, episodes, config.seed)
+    return judge(console, out, recording, judged)
 
 
 def save(path: Path, learned: Learned, how: str, config: CloneConfig | IQLConfig, recording: Recording) -> None:
@@ -136,27 +141,32 @@ def _percent(share: float | None) -> str:
     return "–" if share is None else f"{100 * share:.1f} %"
 
 
-def judge(console: Console, out: Path, recording: Recording, task: str | None, episodes: int, seed: int) -> int:
-    """The result in the environment, beside its teachers, on held-out problems: agreement alone proves little."""
-    from esper.cli.compare import Compare
+def _planned(recording: Recording, task: str | None, episodes: int, seed: int) -> Compare | None:
+    """The comparison at the end, which is found out to be possible before anything is learnt; None if there is none."""
+    from esper.cli.compare import Compare, labelled
     from esper.policy.catalogue import CONTROLLERS
+    from esper.tasks.family import family_of
+    from esper.training.evaluation import draw_numbers
 
-    console.print(f"Written: {out}", soft_wrap=True)
     task = task or recording.task
+    if not episodes or task is None:
+        return None
+    family_of(task).draw(draw_numbers(episodes, seed)[0], held_out=True)
+    rules = ["none", *(name for name in recording.episodes.controllers if name != "none")]
+    known = ",".join(name for name in rules if name in CONTROLLERS or Path(name).exists())
+    labelled(known)
+    return Compare(task=task, controllers=known, episodes=episodes, seed=seed, controls=False, device="cpu")
+
+
+def judge(console: Console, out: Path, recording: Recording, planned: Compare | None) -> int:
+    """The result in the environment, beside its teachers, on held-out problems: agreement alone proves little."""
+    console.print(f"Written: {out}", soft_wrap=True)
     code = 0
-    if episodes and task is None:
+    if planned is not None:
+        everyone = f"{planned.controllers},{out}"
+        code = replace(planned, controllers=everyone).into(out.with_suffix("") / "comparison")
+    elif recording.task is None:
         console.print("The recording is of several tasks: compare with esper compare --task TASK --controllers …")
-    elif episodes and task is not None:
-        rules = ["none", *(name for name in recording.episodes.controllers if name != "none")]
-        known = [name for name in rules if name in CONTROLLERS or Path(name).exists()]
-        code = Compare(
-            task=task,
-            controllers=",".join([*known, str(out)]),
-            episodes=episodes,
-            seed=seed,
-            controls=False,
-            device="cpu",
-        ).into(out.with_suffix("") / "comparison")
     console.print(f"Grow with it: esper grow --controller {out}", soft_wrap=True)
     console.print(f"Train on from it: esper train --init {out}", soft_wrap=True)
     return code

@@ -49,20 +49,20 @@ def _layouts(name: str) -> dict[str, str]:
 
 
 def _show(facts: dict[str, object]) -> None:
-    from rich.console import Console
-    from rich.markup import escape
     from rich.table import Table
+    from rich.text import Text
 
     from esper.agent.shipped import provenance, shipped_names
+    from esper.cli.episodes import wide_console
 
-    console = Console()
+    console = wide_console()
     console.print(f"esper {facts['version']}, torch {facts['torch']}")
     for key in ("devices", "tasks", "families", "controllers"):
         values = facts[key]
         assert isinstance(values, list)
-        console.print(f"[bold]{key}[/bold]: {', '.join(values)}")
+        console.print(Text.assemble((key, "bold"), f": {', '.join(values)}"))
     for name in shipped_names():
-        console.print(f"[bold]{name}[/bold]: {escape(str(provenance(name)))}", highlight=False)
+        console.print(Text.assemble((name, "bold"), f": {provenance(name)}"), highlight=False)
     table = Table("blueprint", "grows in", "what it is", box=None, pad_edge=False)
     blueprints = facts["blueprints"]
     assert isinstance(blueprints, dict)

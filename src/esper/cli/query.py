@@ -14,6 +14,8 @@ from typing import Annotated
 from tyro.conf import Positional, arg
 
 Row = Sequence[object]
+STEPS_BETWEEN_TURNS = 100_000
+"""Of SQLite's machine; about a millisecond."""
 
 
 @dataclass(frozen=True)
@@ -35,10 +37,13 @@ class Query:
         if self.json and self.csv:
             raise ValueError("--json and --csv exclude each other")
         with open_readonly(self.folder) as connection:
-            columns, rows = _contents(connection) if self.sql is None else _ask(connection, self.sql, self.folder)
+            connection.set_progress_handler(_python_has_a_turn, STEPS_BETWEEN_TURNS)
             try:
+                columns, rows = _contents(connection) if self.sql is None else _ask(connection, self.sql, self.folder)
                 self._print(columns, rows)
-            except sqlite3.Error as error:  # rows are fetched while they are printed
+            except sqlite3.Error as error:  # also while rows are printed, because they are fetched then
+                if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
+                    raise KeyboardInterrupt from error
                 raise ValueError(f"the query failed: {error}") from error
             except BrokenPipeError:  # `| head` has seen enough
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -55,13 +60,21 @@ class Query:
             _print_table(columns, rows)
 
 
+def _python_has_a_turn() -> None:
+    """Called by SQLite now and then. A signal that has arrived raises its KeyboardInterrupt here, and SQLite, which
+    cannot pass that on, gives up the statement as interrupted."""
+
+
 def _ask(connection: sqlite3.Connection, sql: str, run: Path) -> tuple[list[str], Iterable[Row]]:
     connection.set_authorizer(_no_other_files)
     try:
         cursor = connection.execute(sql)
     except sqlite3.Error as error:
         # Python's own complaints, such as two statements at once, have no code.
-        if getattr(error, "sqlite_errorcode", None) in (sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY):
+        code = getattr(error, "sqlite_errorcode", None)
+        if code == sqlite3.SQLITE_INTERRUPT:
+            raise
+        if code in (sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY):
             raise ValueError(f"a run can only be read ({error}): ask with SELECT") from error
         raise ValueError(f"{error}. `esper query {run}` lists the tables and views with their columns") from error
     if cursor.description is None:
@@ -105,9 +118,10 @@ def _plain(value: object) -> object:
 
 
 def _print_table(columns: list[str], rows: Iterable[Row]) -> None:
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
+
+    from esper.cli.episodes import wide_console
 
     table = Table(box=None, pad_edge=False)
     every = list(rows)
@@ -117,7 +131,7 @@ def _print_table(columns: list[str], rows: Iterable[Row]) -> None:
     for row in every:
         table.add_row(*(Text(_shown(value)) for value in row))  # Text: nothing in a message is markup
     # A file or a pipe has no width to fit into.
-    console = Console() if sys.stdout.isatty() else Console(width=10_000)
+    console = wide_console(file_width=10_000)
     console.print(table)
     console.print(f"{len(every)} row{'' if len(every) == 1 else 's'}", style="dim", highlight=False)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, at_least, pick_workers, wide_console
+from esper.cli.episodes import Watch, pick_workers, wide_console
 from esper.cli.places import claim
 
 if TYPE_CHECKING:
@@ -52,8 +52,6 @@ class Record:
         from esper.training.interrupt import interruptible
         from esper.training.train_config import DRAWS_PER_SEED
 
-        at_least("--episodes", self.episodes, 1)
-        at_least("--seed", self.seed, 0)
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         made: dict[str, Controller] = {name: make_controller(path) for name, path in labelled(self.controllers).items()}
         claim(self.out)

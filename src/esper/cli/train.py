@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import tyro
 
-from esper.cli.episodes import PrecisionName, at_least, check_gpu_options, clock, pick_workers, wide_console
-from esper.cli.places import file_name
+from esper.cli.episodes import PrecisionName, check_gpu_options, clock, pick_workers, wide_console
+from esper.cli.leftovers import NewRun, discarded_unless_begun, no_empty_folder
+from esper.cli.options import option_name
+from esper.cli.places import claim, file_name
 from esper.cli.train_watch import TrainWatch
 
 if TYPE_CHECKING:
@@ -26,9 +28,8 @@ if TYPE_CHECKING:
     from esper.training.run_folder import RunFolder
     from esper.training.train_config import TrainConfig
 
-LEAST = {"envs": 1, "updates": 1, "seed": 0, "evaluate_every": 0, "compare_episodes": 0}
-"""Options that are numbers, and the least that each may be."""
-CHANGED = (*LEAST, "task", "init", "floor", "data_dir", "text_file", "wandb")
+COUNTED = ("envs", "updates", "seed", "evaluate_every", "compare_episodes")
+CHANGED = (*COUNTED, "task", "init", "floor", "data_dir", "text_file", "wandb")
 """Options that replace the preset's setting of the same name."""
 CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "tensorboard", "wandb"}
 """A run may go on longer, its files may have moved, and others may watch; anything else would make it another run."""
@@ -98,11 +99,11 @@ class Train:
         device = pick_device(self.device)
         workers = pick_workers(self.workers, device.type)
         started = time.perf_counter()
-        with self._begin(device) as (folder, config), quiet_collector(device):
+        with self._begin(device) as (folder, config, run), quiet_collector(device):
             recorder = self._recorder(folder, config)
             trainer = Trainer(config, folder, recorder, workers=min(workers, config.envs), device=str(device))
             try:
-                finished = self._train(console, folder, trainer)
+                finished = self._train(console, folder, trainer, run)
             finally:
                 trainer.close()
         if not finished:
@@ -111,7 +112,7 @@ class Train:
             return 130
         return self._judge(console, folder, config, workers, clock(time.perf_counter() - started))
 
-    def _train(self, console: Console, folder: RunFolder, trainer: Trainer) -> bool:
+    def _train(self, console: Console, folder: RunFolder, trainer: Trainer, run: NewRun) -> bool:
         """Whether it went on to the last update."""
         from esper.telemetry.profiler import profiling
         from esper.training.interrupt import interruptible
@@ -128,12 +129,13 @@ class Train:
                 show(report)
                 profile.step()
 
+            run.begun = True
             return trainer.run(on_update, stop=lambda: interrupt.requested)
 
     # -- what to do, and where -----------------------------------------------------------------------------------------
 
     @contextmanager
-    def _begin(self, device: torch.device) -> Iterator[tuple[RunFolder, TrainConfig]]:
+    def _begin(self, device: torch.device) -> Iterator[tuple[RunFolder, TrainConfig, NewRun]]:
         """The run's folder, locked, and its configuration, which is read and written under the lock.
 
         What cannot be used is found out before there is a folder.
@@ -145,24 +147,34 @@ class Train:
             folder, _ = RunFolder.open(self.resume)  # refuses what is no run before a lock is made in it
             with folder.lock():
                 config = self._resumed(RunFolder.open(self.resume)[1])
-                _check(config, device, resumed=True)
-                yield folder, config
+                self._check(config, device)
+                yield folder, config, NewRun()
             return
         config = self._config()
-        _check(config, device, resumed=False)
+        self._check(config, device)
         if config.init is not None:
             LearnedController.load(Path(config.init))
         path = self.run_dir or Path("runs") / f"{file_name(config.task)}-{config.seed}"
-        with RunFolder.begin(path, config) as folder:
-            yield folder, config
+        with (
+            no_empty_folder(path / "checkpoints"),
+            RunFolder.begin(path, config) as folder,
+            discarded_unless_begun(path, new=True) as run,
+        ):
+            yield folder, config, run
+
+    def _check(self, config: TrainConfig, device: torch.device) -> None:
+        """Refuse what this machine cannot run, and places where nothing can be written."""
+        check_gpu_options(config.precision, config.compiled, device, resumed=self.resume is not None)
+        config.family().draw(config.numbers(1)[0])
+        _check_sinks(config)
+        if self.profile is not None:
+            claim(self.profile)
 
     def _changes(self) -> dict[str, Any]:
         from esper.engine.precision import Precision
         from esper.training.catalogue import policy_file
 
         given = {name: getattr(self, name) for name in CHANGED if getattr(self, name) is not None}
-        for name, least in LEAST.items():
-            at_least(_spelled(name), getattr(self, name), least)
         given |= {name: True for name in ("compiled", "tensorboard") if getattr(self, name)}
         if self.precision is not None:
             given["precision"] = Precision(self.precision)
@@ -194,7 +206,7 @@ class Train:
             raise ValueError(
                 "a resumed run keeps its configuration; only --updates (to go on longer), --data-dir and --text-file "
                 "(if files have moved), --compare-episodes, --tensorboard and --wandb may be given, not "
-                + ", ".join(sorted(map(_spelled, refused)))
+                + ", ".join(sorted(map(option_name, refused)))
             )
         return replace(config, **changes)
 
@@ -249,17 +261,9 @@ class Train:
         return code
 
 
-def _spelled(name: str) -> str:
-    """A field as an option: its name, but for the one that has another on the shell."""
-    return {"run_dir": "--run", "ppo": "[ppo]"}.get(name, f"--{name.replace('_', '-')}")
-
-
-def _check(config: TrainConfig, device: torch.device, *, resumed: bool) -> None:
-    """Refuse what this machine cannot run."""
+def _check_sinks(config: TrainConfig) -> None:
     from esper.telemetry import optional
 
-    check_gpu_options(config.precision, config.compiled, device, resumed=resumed)
-    config.family().draw(config.numbers(1)[0])
     if config.tensorboard:
         optional.tensorboard()
     if config.wandb is not None:

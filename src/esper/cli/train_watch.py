@@ -51,7 +51,7 @@ class TrainWatch:
     def __call__(self, report: UpdateReport) -> None:
         self.reports.append(report)
         for message in report.anomalies:
-            self.console.print(f"[yellow]update {report.update}: {message}[/yellow]", soft_wrap=True)
+            self.console.print(f"update {report.update}: {message}", style="yellow", soft_wrap=True)
         if self.live:
             self.live.update(self._table())
         else:

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, at_least, pick_workers, wide_console, with_interval
+from esper.cli.episodes import Watch, pick_workers, styled, wide_console, with_interval
 from esper.cli.places import claim_file
 from esper.files import write_whole
 
@@ -46,7 +46,6 @@ class TuneHeuristic:
         from esper.training.interrupt import interruptible
         from esper.training.tuning import as_toml, tune
 
-        at_least("--seed", self.seed, 0)
         numbers = draw_numbers(self.episodes, self.seed)
         get_family(self.task).draw(numbers[0])
         if self.out.suffix != ".toml":
@@ -122,9 +121,8 @@ def _show(console: Console, tuned: Tuned, rows: list[Row], out: Path) -> None:
             "", "score", "test accuracy", "parameters", title=f"On {draws} held-out draws", title_justify="left"
         )
         for row in rows:
-            table.add_row(
-                row.name, with_interval(row.score), with_interval(row.test_accuracy), f"×{row.parameters_ratio:.2f}"
-            )
+            measured = (styled(with_interval(estimate)) for estimate in (row.score, row.test_accuracy))
+            table.add_row(row.name, *measured, f"×{row.parameters_ratio:.2f}")
         console.print(table)
     if tuned.interrupted:
         console.print("Interrupted: the choice is that of the last complete round, and was not judged.")

@@ -39,9 +39,8 @@ class Recording:
     @property
     def task(self) -> str | None:
         """The family that the episodes are from; None if they are from several, or from something else."""
-        tasks = {entry.get("task") for entry in self.provenance}
-        found = tasks.pop() if len(tasks) == 1 else None
-        return found if isinstance(found, str) else None
+        first, *others = [entry.get("task") for entry in self.provenance]  # compared: a file may hold a list there
+        return first if isinstance(first, str) and all(task == first for task in others) else None
 
 
 def append(folder: Path, episodes: Episodes, schema: Schema, provenance: Mapping[str, Any]) -> Path:

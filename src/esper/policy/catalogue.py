@@ -13,6 +13,7 @@ from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
+from esper.config import read_small
 from esper.growth.blueprints import blueprint_names
 from esper.policy.controller import Controller, NoGrowth, RandomLegal
 from esper.policy.heuristic import Heuristic, HeuristicSettings
@@ -43,9 +44,9 @@ def make_controller(name: str, others: Sequence[str] = ()) -> Controller:
 
 def read_controller(path: Path) -> Controller:
     try:
-        text = path.read_text("utf-8")
+        text = read_small(path)
         document = tomllib.loads(text)
-    except (OSError, UnicodeDecodeError) as error:
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"cannot read the controller {path}: {error}") from error
     except tomllib.TOMLDecodeError as error:
         raise ValueError(f"{path} is not valid TOML: {error}") from error

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from esper.config import special_kind
 from esper.tasks.data import Split, Splits
 from esper.tasks.hosts import GPTHost
 from esper.tasks.registry import Task, task
@@ -26,6 +27,8 @@ MOST_HELD_OUT = 512  # windows; 32,768 characters estimate an accuracy to about 
 
 def read_text(text_file: str | Path) -> str:
     path = Path(text_file).expanduser().resolve()
+    if (kind := special_kind(path)) is not None:
+        raise ValueError(f"the text file {path} cannot be read: it is {kind}")
     try:
         return path.read_text(encoding="utf-8")
     except UnicodeDecodeError as error:

@@ -1,15 +1,21 @@
 """Ctrl-C that loses nothing: the first one asks the job to stop after the step it is in, the second one stops it.
 
-SIGTERM and SIGHUP do the same, unless somebody handles or ignores them (`nohup` does).
+In a command, SIGTERM and SIGHUP do the same. In a program of somebody else's, which calls `esper.grow`, they are not
+touched: whoever ends that program does not mean one call in it.
 """
 
 from __future__ import annotations
 
+import os
 import signal
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from types import FrameType
+
+ENDING = (signal.SIGTERM, signal.SIGHUP)
+INTERRUPTED = 130
+"""Exit code of a command that Ctrl-C stopped; of one that another signal stopped it is 128 and the signal's number."""
 
 
 class Interrupt:
@@ -18,20 +24,64 @@ class Interrupt:
     requested = False
 
 
+class Ending:
+    """Of a command: the signal that stopped it, and where its output goes."""
+
+    def __init__(self) -> None:
+        self.number = int(signal.SIGINT)
+        self.terminals = [stream for stream in (1, 2) if os.isatty(stream)]
+
+    def note(self, number: int, frame: FrameType | None = None) -> None:
+        self.number = number
+        for stream in self.terminals:
+            try:
+                os.get_terminal_size(stream)
+            except OSError:  # the terminal is closed: to write there would be an error before anything is saved
+                with suppress(OSError):
+                    os.dup2(os.open(os.devnull, os.O_WRONLY), stream)
+
+    def __call__(self, number: int, frame: FrameType | None) -> None:
+        """The handler where no work is being done that could be kept."""
+        self.note(number)
+        raise KeyboardInterrupt
+
+    def code(self, code: int) -> int:
+        """The exit code of the command, if its own is `code`."""
+        return 128 + self.number if code == INTERRUPTED else code
+
+
+@contextmanager
+def ended_by_signals() -> Iterator[Ending]:
+    """SIGTERM and SIGHUP interrupt the command inside, as Ctrl-C does. What is ignored (`nohup`) stays ignored."""
+    ending = Ending()
+    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+        yield ending
+        return
+    wanted = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
+    previous = {number: signal.signal(number, ending) for number in wanted}
+    try:
+        yield ending
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
     interrupt = Interrupt()
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
+    if threading.current_thread() is not threading.main_thread():
         yield interrupt
         return
+    commands = {number: handler for number in ENDING if isinstance(handler := signal.getsignal(number), Ending)}
 
     def note(number: int, frame: FrameType | None) -> None:
+        if number in commands:
+            commands[signal.Signals(number)].note(number)
         if interrupt.requested:
             raise KeyboardInterrupt
         interrupt.requested = True
 
-    others = [number for number in (signal.SIGTERM, signal.SIGHUP) if signal.getsignal(number) == signal.SIG_DFL]
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, *others)}
+    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, *commands)}
     try:
         yield interrupt
     finally:

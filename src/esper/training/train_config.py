@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.agent.config import PPOConfig
-from esper.config import SHARE, check_number
+from esper.config import COUNTS, SHARE, check_count, check_number, checked, read_small
 from esper.engine.precision import Precision
 from esper.env.reward import RewardConfig, check_gamma
 from esper.tasks.family import BoundedFamily, family_of
@@ -57,12 +57,9 @@ class TrainConfig:
     """Project of Weights & Biases that gets the metrics, too."""
 
     def __post_init__(self) -> None:
-        for name in ("envs", "updates", "evaluation_episodes", "keep"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name} must be at least 1, not {getattr(self, name)}")
-        for name in ("evaluate_every", "compare_episodes", "seed"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"{name} must be at least 0, not {getattr(self, name)}")
+        for name, wanted in COUNTS.items():
+            if name != "draws" or self.draws is not None:
+                check_count(name, getattr(self, name), wanted)
         check_number("floor", self.floor, SHARE)
         if self.draws is not None and self.draws < self.envs // self.ppo.siblings:
             needed = self.envs // self.ppo.siblings
@@ -84,11 +81,14 @@ class TrainConfig:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_json(cls, data: dict[str, Any]) -> TrainConfig:
-        ppo = {**data["ppo"], "head_entropy_weights": tuple(data["ppo"]["head_entropy_weights"])}
-        precision = Precision(data.get("precision", Precision.FP32))  # older runs had no choice
-        made = {"reward": RewardConfig(**data["reward"]), "ppo": PPOConfig(**ppo), "precision": precision}
-        return cls(**{**data, **made})
+    def from_json(cls, data: object) -> TrainConfig:
+        """Of what `to_json` gave; older runs lack some settings, which then have their defaults."""
+        if not isinstance(data, dict):
+            raise ValueError(f"it holds no table, but {type(data).__name__}")
+        for name in ("reward", "ppo"):
+            if name not in data:
+                raise ValueError(f"it has no setting {name!r}")
+        return cls(**checked(data, cls, "its settings"))
 
 
 DRAWS_PER_SEED = 1_000_000
@@ -108,6 +108,6 @@ PRESETS: dict[str, TrainConfig] = {
 def read_train_config(path: Path) -> TrainConfig:
     """The configuration in a run's folder."""
     try:
-        return TrainConfig.from_json(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError, KeyError) as error:
+        return TrainConfig.from_json(json.loads(read_small(path)))
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} is not the configuration of a training run: {error}") from error

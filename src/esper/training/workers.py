@@ -1,7 +1,11 @@
 """Jobs in several processes: each job goes to the next idle worker, results come back in the order they finish.
 
-Workers are fresh interpreters (spawn), with one torch thread each. They ignore Ctrl-C, which is the parent's to handle,
-and they end with the parent, however that ends: their pipe breaks.
+Workers are fresh interpreters (spawn), with one torch thread each. They ignore the signals that end a command, which
+are the parent's to handle, and they end with the parent, however that ends: their pipe breaks.
+
+How long a job takes nobody knows, so a worker shows in another way that it is alive: a thread of it sends a beat every
+second through a pipe of its own. One that is stopped, or hangs where no thread can run, is silent; it is ended, and the
+parent says so instead of waiting for ever.
 """
 
 from __future__ import annotations
@@ -9,8 +13,10 @@ from __future__ import annotations
 import multiprocessing
 import signal
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from multiprocessing import util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from typing import Any, TypeVar
@@ -22,6 +28,12 @@ _Result = TypeVar("_Result")
 
 POLL_SECONDS = 0.2
 """How often the parent looks whether it is to stop."""
+BEAT_SECONDS = 1.0
+SILENT_SECONDS = 60.0
+"""Without a beat, after which a worker is given up: far longer than a busy machine makes a thread wait."""
+START_SECONDS = 600.0
+"""The same before its first beat: many processes that read torch from a slow disk take minutes."""
+OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class WorkerError(RuntimeError):
@@ -31,9 +43,16 @@ class WorkerError(RuntimeError):
 class Worker:
     """A process that answers jobs with a function of its own, which keeps its state from job to job."""
 
-    def __init__(self, process: SpawnProcess, pipe: Connection) -> None:
+    def __init__(self, process: SpawnProcess, pipe: Connection, beats: Connection) -> None:
         self.process = process
         self.pipe = pipe
+        self.beats = beats
+        self._given_up: float | None = None
+        """Seconds of silence after which it was ended."""
+        self._watch = threading.Thread(target=self._listen, name=f"watch-{process.pid}", daemon=True)
+        self._watch.start()
+        # Where nobody closes it: multiprocessing would end it by SIGTERM, which it ignores, and wait.
+        self._last_resort = util.Finalize(self, process.kill, exitpriority=10)
 
     def send(self, job: Any) -> None:
         try:
@@ -51,17 +70,41 @@ class Worker:
             raise answer
         return answer
 
+    def _listen(self) -> None:
+        """In a thread of the parent, because to send to a stopped worker, or to read half an answer of it, blocks."""
+        silent, limit = 0.0, START_SECONDS
+        before = time.monotonic()
+        with suppress(EOFError, OSError):  # it has ended, or was closed
+            while silent < limit:
+                if self.beats.poll(POLL_SECONDS):
+                    self.beats.recv_bytes()
+                    silent, limit = 0.0, SILENT_SECONDS
+                now = time.monotonic()
+                # At most a few polls: where Ctrl-Z stopped the parent as well, that time was nobody's silence.
+                silent += min(now - before, 5 * POLL_SECONDS)
+                before = now
+            self._given_up = limit
+            self.process.kill()  # its pipe breaks, and whoever waits there goes on
+
     def _gone(self) -> WorkerError:
         self.process.join(timeout=5)
+        if self._given_up is not None:
+            return WorkerError(
+                f"worker process {self.process.pid} has not answered for {self._given_up:.0f} seconds and was ended: "
+                "it was stopped, or it hung"
+            )
         return WorkerError(
-            f"a worker process ended with exit code {self.process.exitcode}; it may have run out of memory: "
-            "use fewer workers"
+            f"worker process {self.process.pid} ended with exit code {self.process.exitcode}; it may have run out of "
+            "memory: use fewer workers"
         )
 
     def close(self) -> None:
-        self.pipe.close()
-        self.process.terminate()
+        """At once, also where it is stopped: it has nothing to keep."""
+        self.process.kill()
         self.process.join()
+        self._watch.join()
+        self.pipe.close()
+        self.beats.close()
 
 
 def in_processes(
@@ -113,30 +156,41 @@ def start_workers(functions: Sequence[Callable[[Any], Any]]) -> list[Worker]:
     """One process per function; each function is pickled to its worker."""
     context = multiprocessing.get_context("spawn")
     crew = []
-    with _ignoring_interrupts():
+    with _ignoring_signals():
         for function in functions:
             ours, theirs = context.Pipe()
-            process = context.Process(target=_serve, args=(theirs, function), daemon=True)
+            heard, beats = context.Pipe(duplex=False)
+            process = context.Process(target=_serve, args=(theirs, beats, function), daemon=True)
             process.start()
             theirs.close()  # so that the pipe breaks when the worker ends
-            crew.append(Worker(process, ours))
+            beats.close()
+            crew.append(Worker(process, ours, heard))
     return crew
 
 
 @contextmanager
-def _ignoring_interrupts() -> Iterator[None]:
+def _ignoring_signals() -> Iterator[None]:
     """A process inherits that it ignores a signal, from its first moment on; while it imports, it could not say so."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    previous = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    previous = {number: signal.signal(number, signal.SIG_IGN) for number in OF_THE_PARENT}
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, previous)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
 
 
-def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
+def _beat(beats: Connection) -> None:
+    with suppress(OSError):  # the parent has ended
+        while True:
+            beats.send_bytes(b".")
+            time.sleep(BEAT_SECONDS)
+
+
+def _serve(pipe: Connection, beats: Connection, function: Callable[[Any], Any]) -> None:
+    threading.Thread(target=_beat, args=(beats,), daemon=True).start()
     torch.set_num_threads(1)
     while True:
         try:
