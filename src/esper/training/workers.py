@@ -160,7 +160,7 @@ def start_workers(functions: Sequence[Callable[[Any], Any]]) -> list[Worker]:
         for function in functions:
             ours, theirs = context.Pipe()
             heard, beats = context.Pipe(duplex=False)
-            process = context.Process(target=_serve, args=(theirs, beats, function), daemon=True)
+            process = context.Process(target=_work, args=(theirs, beats, function), daemon=True)
             process.start()
             theirs.close()  # so that the pipe breaks when the worker ends
             beats.close()
@@ -189,8 +189,12 @@ def _beat(beats: Connection) -> None:
             time.sleep(BEAT_SECONDS)
 
 
-def _serve(pipe: Connection, beats: Connection, function: Callable[[Any], Any]) -> None:
+def _work(pipe: Connection, beats: Connection, function: Callable[[Any], Any]) -> None:
     threading.Thread(target=_beat, args=(beats,), daemon=True).start()
+    _serve(pipe, function)
+
+
+def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
     torch.set_num_threads(1)
     while True:
         try:
