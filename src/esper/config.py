@@ -54,7 +54,8 @@ def check_number(name: str, value: object, wanted: Range, *, optional: bool = Fa
         usable = abs(value) < LARGEST_NUMBER if isinstance(value, int) else isfinite(value) and not wanted.whole
         if usable and wanted.holds(value):
             return
-    raise ValueError(f"{name} must be {wanted.words}{' or None' if optional else ''}, not {shown(value)}")
+    limit = " and below 2^63" if isinstance(value, int) and abs(value) >= LARGEST_NUMBER else ""
+    raise ValueError(f"{name} must be {wanted.words}{limit}{' or None' if optional else ''}, not {shown(value)}")
 
 
 class Count(NamedTuple):

@@ -1,6 +1,7 @@
-"""The small family of the training tests is used here, too."""
+"""The small family of the training tests, and the toys of agents and recordings, are used here, too."""
 
 import sys
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "training"))
+TESTS = Path(__file__).resolve().parents[1]
+sys.path[:0] = [str(TESTS / name) for name in ("training", "agent", "offline")]

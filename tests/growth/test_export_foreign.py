@@ -285,3 +285,20 @@ def test_files_that_are_no_archive(hostile: Path) -> None:
     ):
         path.write_bytes(content)
         refused(hostile, "is not a .pt2 archive, or it is damaged")
+
+
+def test_saving_is_silent(tmp_path: Path, capfd: pytest.CaptureFixture[str], recwarn: pytest.WarningsRecorder) -> None:
+    """torch.export warns of weights of an LSTM, and logs graphs of whatever it could not trace."""
+
+    class Recurrent(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.core, self.head = nn.GRU(3, 4, batch_first=True), nn.Linear(4, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.core(x)[0])
+
+    for model, example in ((Recurrent(), torch.randn(2, 5, 3)), (Unexportable(), torch.randn(2, 4))):
+        save(model.eval(), tmp_path / type(model).__name__, example)
+    assert capfd.readouterr() == ("", "")
+    assert not [w for w in recwarn if issubclass(w.category, UserWarning)]

@@ -255,7 +255,9 @@ def config_from_data(data: Mapping[str, Any]) -> NetworkConfig:
     names = {field.name for field in fields(NetworkConfig)}
     missing, unknown = sorted(names - set(data)), sorted(set(data) - names)
     if missing or unknown:
-        raise CheckpointError(f"network configuration: missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
+        raise CheckpointError(
+            f"network configuration: missing {shown(missing or 'nothing')}, unknown {shown(unknown or 'nothing')}"
+        )
     for name, value in data.items():
         _check_setting(name, value)
     rows = tuple((bool(a), bool(b), bool(c), bool(d)) for a, b, c, d in data["space"])
@@ -301,7 +303,7 @@ def check_same_network(saved: Mapping[str, Any], config: NetworkConfig) -> None:
     ours = config_data(config)
     theirs = config_data(config_from_data(saved))
     differences = [
-        f"{name}: saved {theirs[name]!r}, here {ours[name]!r}" for name in ours if ours[name] != theirs[name]
+        f"{name}: saved {shown(theirs[name])}, here {ours[name]!r}" for name in ours if ours[name] != theirs[name]
     ]
     if differences:
         raise CheckpointError("the checkpoint was made for another network: " + "; ".join(differences))

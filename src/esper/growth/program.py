@@ -11,8 +11,11 @@ from __future__ import annotations
 import io
 import json
 import keyword
+import logging
 import re
+import warnings
 from collections.abc import Iterator
+from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -86,7 +89,20 @@ def trace(model: nn.Module, example: Any) -> Program:
 
 def _export(model: nn.Module, example: Any, free_axes: Any) -> ExportedProgram:
     args, kwargs = arguments(example)
-    return torch.export.export(model, args, kwargs, dynamic_shapes=free_axes)
+    with warnings.catch_warnings(), _without_logging(), redirect_stderr(io.StringIO()):
+        warnings.simplefilter("ignore")  # what goes wrong is an exception, and said in a line of its own
+        return torch.export.export(model, args, kwargs, dynamic_shapes=free_axes)
+
+
+@contextmanager
+def _without_logging() -> Iterator[None]:
+    """torch.export logs and prints whole graphs when a way of tracing fails, and the next one is tried."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
 
 
 def _free_axes(example: Any, batch: int, free_length: bool) -> Any:
