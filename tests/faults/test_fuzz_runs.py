@@ -23,6 +23,7 @@ from esper.agent.controller import LearnedController
 from esper.agent.ppo import PPOAgent
 from esper.agent.shipped import shipped_path
 from esper.offline.recording import Recording, append, read
+from esper.training.catalogue import make_controller
 from esper.training.run_folder import RunFolder
 from esper.training.train_config import TrainConfig
 
@@ -95,6 +96,18 @@ def forged_config(folder: Path, rng: random.Random) -> str:
     return what
 
 
+def make_schedule(path: Path) -> None:
+    path.write_text('name = "mine"\n[[grow]]\nepoch = 2\nslot = "*"\nblueprint = { conv1d = "conv", dense = "mlp" }\n')
+
+
+def make_heuristic(path: Path) -> None:
+    path.write_text('name = "tuned"\n[heuristic]\npatience = 5\nkeep_above = 0.5\nrotation = ["conv", "mlp"]\n')
+
+
+def controller(path: Path) -> str:
+    return make_controller(str(path)).name
+
+
 def anything(found: Any, original: Any) -> bool:
     """What was changed on purpose, so that it is valid, may be read."""
     return type(found) is type(original)
@@ -106,6 +119,8 @@ KINDS = [
     Kind("checkpoint.safetensors", lambda path: agent().save(path), resumed, same_tensors, (ValueError,)),
     Kind("forged-checkpoint.safetensors", lambda p: agent().save(p), resumed, anything, (ValueError,), (forged,) * 8),
     Kind("recording", make_recording, lambda folder: read(folder, TOY), same_recording, (ValueError,)),
+    Kind("schedule.toml", make_schedule, controller, anything, (ValueError,)),
+    Kind("heuristic.toml", make_heuristic, controller, anything, (ValueError,)),
     Kind("run", make_run, config, anything, (ValueError,), (forged_config,) * 4),
 ]
 

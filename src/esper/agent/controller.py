@@ -44,7 +44,7 @@ def check_blueprints(path: Path) -> None:
     for number, (then, now) in enumerate(zip(known, blueprint_names(), strict=False)):
         if then != now:
             raise ValueError(
-                f"{path} was trained when seed kind {number} was {then!r}; here it is {now!r}: register your own "
+                f"{path} was trained when seed kind {number} was {shown(then)}; here it is {now!r}: register your own "
                 "blueprints in the same order as then"
             )
 
@@ -72,7 +72,7 @@ class LearnedController:
         network, normaliser = load_policy(path)
         if network.config.layout != LAYOUT:
             raise ValueError(
-                f"{path} holds a policy for {network.config.layout or 'another kind of observation'}; "
+                f"{path} holds a policy for {shown(network.config.layout or 'other observations')}; "
                 f"this version of Esper shows its controllers {LAYOUT}"
             )
         ours, theirs = config_data(growth_network_config()), config_data(network.config)
