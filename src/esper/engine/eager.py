@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import overload
+
+import torch
 
 from esper.actions import Action, Effect
 from esper.engine.governor import Governor, Verdict
 from esper.engine.learner import Learner, TrainReport
 from esper.engine.measure import Evaluation, gather
-from esper.lifecycle import Stage, Transition
+from esper.lifecycle import Contrast, Stage, Transition
+from esper.slot_columns import SlotColumns
+from esper.slots import common_columns, measured_columns
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,27 +37,84 @@ class EpochRecord:
     """Why the epoch was undone; None for a healthy one."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Begun:
-    """One learner's epoch between its action and its training."""
+Measured = tuple[Mapping[int, float], Mapping[int, Contrast], Mapping[int, Contrast]]
+"""By slot: gradients, shadow benefits, contributions."""
 
-    epoch: int
+
+@dataclass(slots=True)
+class _Epoch:
+    """One learner's epoch, while it is under way."""
+
+    learner: Learner
+    governor: Governor | None
     effect: Effect
-    transitions: tuple[Transition, ...]
+    transitions: list[Transition]
     parameters: int
     stages: tuple[Stage, ...]
     alphas: tuple[float, ...]
+    verdict: Verdict | None = None
+    report: tuple[TrainReport, Evaluation] = field(init=False)
+
+    @classmethod
+    def begin(cls, learner: Learner, governor: Governor | None, action: Action) -> _Epoch:
+        effect = learner.apply(action)
+        for transition in effect.transitions:
+            if governor is not None and transition.target is Stage.FOSSILIZED:
+                governor.fossilized(transition.slot)
+        transitions = [*effect.transitions, *learner.begin_epoch()]
+        model = learner.model
+        stages, alphas = tuple(model.lifecycle.stages), tuple(model.lifecycle.alphas)
+        return cls(learner, governor, effect, transitions, model.parameter_count, stages, alphas)
+
+    def judge(self, trained: TrainReport, measured: Evaluation) -> None:
+        """Keep what was measured, or undo the epoch."""
+        self.report = trained, measured
+        if self.governor is None:
+            return
+        self.verdict = self.governor.check(trained, measured)
+        if self.verdict is None:
+            self.governor.keep(trained, measured)
+            return
+        self.transitions += self.governor.roll_back(self.verdict)
+        restored = gather([self.learner.evaluate()])[0]  # one more transfer, but only when something broke
+        self.governor.resume(restored)
+        self.report = trained, restored
+        self.parameters = self.learner.model.parameter_count
+
+    def record(self, ended: list[Transition]) -> EpochRecord:
+        trained, measured = self.report
+        return EpochRecord(
+            epoch=self.learner.epoch - 1,
+            effect=self.effect,
+            trained=trained,
+            measured=measured,
+            transitions=(*self.transitions, *ended),
+            parameters=self.parameters,
+            stages=self.stages,
+            alphas=self.alphas,
+            verdict=self.verdict,
+        )
 
 
 class EagerEngine:
     """Advances its learners by one epoch at a time. A learner that breaks is rolled back; the others do not notice."""
 
-    def __init__(self, learners: Sequence[Learner], governors: Sequence[Governor | None] | None = None) -> None:
-        """`governors`: one per learner, None to leave a learner unwatched; by default every learner has one."""
+    def __init__(
+        self,
+        learners: Sequence[Learner],
+        governors: Sequence[Governor | None] | None = None,
+        width: int | None = None,
+    ) -> None:
+        """`governors`: one per learner, None to leave a learner unwatched; by default every learner has one.
+
+        `width` is the number of slots that the columns have room for; None is the most that a network has.
+        """
         self.learners = list(learners)
         self.governors = [Governor(learner) for learner in learners] if governors is None else list(governors)
         if len(self.governors) != len(self.learners):
             raise ValueError(f"{len(self.learners)} learners need as many governors, not {len(self.governors)}")
+        self.columns = common_columns([learner.model.lifecycle for learner in self.learners], width)
+        """The slots of all networks."""
 
     @overload
     def step(self, actions: Sequence[Action]) -> list[EpochRecord]: ...
@@ -68,29 +129,28 @@ class EagerEngine:
 
         A learner that is not `active` stays as it is, its action is ignored and its record is None.
         """
-        records = list(self.stepping(actions, active))
-        return [record for record in records if record is not None] if active is None else records
-
-    def stepping(self, actions: Sequence[Action], active: Sequence[bool] | None = None) -> Iterator[EpochRecord | None]:
-        """A step whose records come one by one, so that a caller can deal with one while a device works on others."""
         wanted = [True] * len(self.learners) if active is None else active
         rows = zip(self.learners, self.governors, actions, wanted, strict=True)
         chosen = [(learner, governor, action) for learner, governor, action, on in rows if on]
-        begun: list[_Begun] = []
+        epochs: list[_Epoch] = []
 
         def beginning() -> Iterator[Learner]:
             for row in chosen:
-                begun.append(_begin(*row))
+                epochs.append(_Epoch.begin(*row))
                 yield row[0]
 
-        # Reports first: it is for them that epochs begin.
-        reports = zip(self.run(beginning()), chosen, begun, strict=True)
-        for on in wanted:
-            if not on:
-                yield None
-                continue
-            report, (learner, governor, _), epoch = next(reports)
-            yield _end(learner, governor, epoch, *report)
+        for i, report in enumerate(self.run(beginning())):  # a GPU works on the next ones meanwhile
+            epochs[i].judge(*report)
+        found = dict(zip((epoch.learner for epoch in epochs), self._end(epochs), strict=True))
+        records = [found.get(learner) for learner in self.learners]
+        return [record for record in records if record is not None] if active is None else records
+
+    def _end(self, epochs: Sequence[_Epoch]) -> list[EpochRecord]:
+        """Let the seeds of all networks move on at once, by what was measured, and the networks follow."""
+        undone = {epoch.learner for epoch in epochs if epoch.verdict is not None}
+        healthy = {epoch.learner: epoch.report for epoch in epochs if epoch.verdict is None}
+        move_on(self.columns, self.learners, healthy, undone)
+        return [epoch.record(epoch.learner.end_epoch()) for epoch in epochs]
 
     def run(self, learners: Iterable[Learner]) -> Iterator[tuple[TrainReport, Evaluation]]:
         """Train and measure these for one epoch; two device-to-host transfers for all of them together.
@@ -104,40 +164,23 @@ class EagerEngine:
         return gather([learner.evaluate() for learner in learners])
 
 
-def _begin(learner: Learner, governor: Governor | None, action: Action) -> _Begun:
-    effect = learner.apply(action)
-    if governor is not None:
-        for transition in effect.transitions:
-            if transition.target is Stage.FOSSILIZED:
-                governor.fossilized(transition.slot)
-    transitions = (*effect.transitions, *learner.begin_epoch())
-    lives = [slot.life for slot in learner.model.slots]
-    stages, alphas = tuple(life.stage for life in lives), tuple(life.alpha for life in lives)
-    return _Begun(learner.epoch, effect, transitions, learner.model.parameter_count, stages, alphas)
+def move_on(
+    columns: SlotColumns,
+    learners: Sequence[Learner],
+    healthy: Mapping[Learner, tuple[TrainReport, Evaluation]],
+    undone: Container[Learner] = (),
+) -> None:
+    """The end of an epoch in the columns of `learners`. What was measured in an undone epoch does not count.
 
-
-def _end(
-    learner: Learner, governor: Governor | None, begun: _Begun, trained: TrainReport, measured: Evaluation
-) -> EpochRecord:
-    verdict = None if governor is None else governor.check(trained, measured)
-    parameters = begun.parameters
-    if governor is not None and verdict is not None:
-        ended = governor.roll_back(verdict)
-        measured = gather([learner.evaluate()])[0]  # one more transfer, but only when something broke
-        governor.resume(measured)
-        parameters = learner.model.parameter_count
-    else:
-        ended = learner.end_epoch(trained, measured)
-        if governor is not None:
-            governor.keep(trained, measured)
-    return EpochRecord(
-        epoch=begun.epoch,
-        effect=begun.effect,
-        trained=trained,
-        measured=measured,
-        transitions=(*begun.transitions, *ended),
-        parameters=parameters,
-        stages=begun.stages,
-        alphas=begun.alphas,
-        verdict=verdict,
-    )
+    In a run's last epoch the seeds stay what they were when the network was measured.
+    """
+    found: list[Measured] = [({}, {}, {})] * len(learners)
+    advance = [learner in undone for learner in learners]
+    for i, learner in enumerate(learners):
+        if learner in healthy:
+            trained, measured = healthy[learner]
+            found[i] = (trained.seed_gradients, measured.shadow_benefits, measured.contributions)
+            advance[i] = not learner.in_last_epoch
+    gradients, shadows, contributions = zip(*found, strict=True)
+    columns.measure(*measured_columns(gradients, shadows, contributions, columns.present.shape[1]))
+    columns.end_epoch(torch.tensor(advance))

@@ -166,7 +166,7 @@ class Governor:
 
         Seen in the `mixed` family, where a host stands at chance without its seed: pruning it looks like a collapse.
         """
-        alphas = {slot.life.seed: slot.life.alpha for slot in self._learner.model.joined}
+        alphas = {slot.life.seed: slot.strength for slot in self._learner.model.joined}
         if any(alphas.get(seed, 0.0) < alpha for seed, alpha in self._alphas.items()):
             self._recent.clear()
             self._training.clear()
@@ -189,7 +189,7 @@ class Governor:
 
         The data stream and the random numbers go on: with the same minibatches it could only break again.
         """
-        transitions = self._learner.abandon_epoch(f"governor: {verdict.message}")
+        transitions = self._learner.abandon_seeds(f"governor: {verdict.message}")
         self._snapshot.restore()
         self._learner.optimizer.reset()
         return transitions
@@ -325,7 +325,7 @@ def _lined_up(tensors: Sequence[Tensor], place: Tensor | None = None) -> Tensor:
 
 
 def _permanent_seeds(model: GrowingModel) -> tuple[int, ...]:
-    return tuple(slot.life.seed for slot in model.slots if slot.life.stage is Stage.FOSSILIZED)
+    return tuple(slot.life.seed for slot in model.slots if slot.stage is Stage.FOSSILIZED)
 
 
 def permanent_tensors(model: GrowingModel) -> dict[str, Tensor]:
@@ -339,7 +339,7 @@ _Place = tuple[str, nn.Module, str, Tensor]
 
 def _permanent_places(model: GrowingModel) -> tuple[list[_Place], list[_Place]]:
     """Where parameters and buffers are, found in one pass: torch's own functions take three times as long."""
-    passing = tuple(f"seeds.{slot.index}." for slot in model.slots if slot.life.stage is not Stage.FOSSILIZED)
+    passing = tuple(f"seeds.{slot.index}." for slot in model.slots if slot.stage is not Stage.FOSSILIZED)
     parameters: list[_Place] = []
     buffers: list[_Place] = []
     for path, module in model.named_modules():

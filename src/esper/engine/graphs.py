@@ -79,10 +79,11 @@ class GraphEngine(EagerEngine):
         self,
         learners: Sequence[Learner],
         governors: Sequence[Governor | None] | None = None,
+        width: int | None = None,
         *,
         cache: GraphCache | None = None,
     ) -> None:
-        super().__init__(learners, governors)
+        super().__init__(learners, governors, width)
         self.cache = cache or GraphCache()
         self._caches: dict[Learner, EpochCache] = {}
         """By learner: to ask a network for its device takes longer than most other things here."""

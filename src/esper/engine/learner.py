@@ -119,26 +119,16 @@ class Learner:
         with preserved_rng(self.model.device), self.arithmetic():
             return evaluate(self.model, self.feed.validation(), self.loss, self.score, contrasts=self.measured_slots)
 
-    def end_epoch(self, trained: TrainReport, measured: Evaluation) -> list[Transition]:
-        """Let the seeds move on by what was measured."""
-        for slot in self.model.slots:
-            slot.life.measure(
-                gradient=trained.seed_gradients.get(slot.index),
-                shadow_benefit=measured.shadow_benefits.get(slot.index),
-                contribution=measured.contributions.get(slot.index),
-            )
-        last = self.epochs is not None and self.epoch + 1 >= self.epochs
-        transitions = [] if last else self.model.end_epoch(self.epoch)
+    def end_epoch(self) -> list[Transition]:
+        """Follow the columns, in which the seeds of all networks have moved on (`esper.engine.eager.end_epochs`)."""
+        transitions = self.model.follow(self.epoch)
         self._drop_pruned(transitions)
         self.epoch += 1
         return transitions
 
-    def abandon_epoch(self, reason: str) -> list[Transition]:
-        """In place of `end_epoch` when training broke: nothing measured counts, and every unfinished seed goes."""
-        transitions = self.abandon_seeds(reason)
-        transitions += self.model.end_epoch(self.epoch)  # resting slots rest on
-        self.epoch += 1
-        return transitions
+    @property
+    def in_last_epoch(self) -> bool:
+        return self.epochs is not None and self.epoch + 1 >= self.epochs
 
     def abandon_seeds(self, reason: str) -> list[Transition]:
         """Remove every seed that is not kept yet, at once."""
@@ -209,7 +199,7 @@ class Learner:
     @property
     def measured_slots(self) -> list[Slot]:
         """Slots whose seed an evaluation measures."""
-        return [slot for slot in self.model.live if slot.life.stage is not Stage.GERMINATED]
+        return [slot for slot in self.model.live if slot.stage is not Stage.GERMINATED]
 
     # -- internals ----------------------------------------------------------------------------------------------
 

@@ -108,7 +108,7 @@ class Contrasts:
     """The network against the network with one slot changed, for each of some slots."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
-        self._changes = {slot: Mode.SHADOW if slot.life.alpha == 0.0 else Mode.OFF for slot in slots}
+        self._changes = {slot: Mode.SHADOW if slot.strength == 0.0 else Mode.OFF for slot in slots}
         self.variants: list[Variant] = [{slot: mode} for slot, mode in self._changes.items()]
         self.size = 2 + 3 * len(slots)
         """How many numbers an evaluation is made of."""

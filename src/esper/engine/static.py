@@ -95,8 +95,7 @@ _ROLES = {
 
 def slot_role(slot: Slot) -> Hashable:
     """All that decides what a slot does in an epoch, besides its seed and the numbers in its tensors."""
-    life = slot.life
-    return None if slot.seed is None else (_ROLES[life.stage], life.alpha == 0.0, life.alpha == 1.0)
+    return None if slot.seed is None else (_ROLES[slot.stage], slot.strength == 0.0, slot.strength == 1.0)
 
 
 def signature(learner: Learner, own: Own, fingerprint: Callable[[nn.Module], Hashable]) -> Hashable:

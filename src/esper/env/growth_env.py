@@ -7,6 +7,7 @@ depends on nothing outside of it, so N and the neighbours change no number.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
@@ -22,14 +23,17 @@ from esper.engine.measure import Evaluation, Pending, evaluate, gather
 from esper.engine.precision import Precision
 from esper.engine.prepare import task_learner
 from esper.engine.quiet import collect_garbage
-from esper.env.observation import Encoder, decode
-from esper.env.reward.config import RewardConfig
-from esper.env.reward.level import LossScale
-from esper.env.reward.model import RewardModel, RewardStep
-from esper.env.situation import Situation, observe
+from esper.env.observation import decode
+from esper.env.reward.config import TERMS, RewardConfig
+from esper.env.reward.reward import Measured, Reward, RewardColumns
+from esper.env.reward.suspicion import KINDS, Finding
+from esper.env.situation import Situations
 from esper.env.spaces import ActionMasks, Observation
+from esper.env.world import World
+from esper.growth.blueprints import blueprint_names
 from esper.growth.model import Survey
-from esper.lifecycle import Rules
+from esper.lifecycle import Contrast, Rules
+from esper.slots import contrast_columns
 from esper.tasks.family import Draw, Family
 from esper.tasks.feed import chunks
 from esper.tasks.registry import Task
@@ -50,27 +54,31 @@ class StepInfo:
 
 
 @dataclass(frozen=True, slots=True)
+class RewardStep:
+    """The reward of one step of one environment, for people."""
+
+    terms: dict[str, float]
+    """By name, scaled: `TERMS`."""
+    events: tuple[Finding, ...]
+    score: float | None
+    """At the end: the true score on validation, neither clamped nor scaled."""
+
+    @property
+    def total(self) -> float:
+        return sum(self.terms.values())
+
+
+@dataclass(frozen=True, slots=True)
 class EnvStep:
     """What a step gave. `acted` is False for environments whose episode was over before it: ignore their rows."""
 
     observation: Observation
     masks: ActionMasks
     reward: Tensor  # [N] float32
+    terms: Tensor  # [N, terms] float32, in the order of `TERMS`
     terminated: Tensor  # [N] bool: this step ended the episode
     acted: Tensor  # [N] bool
     infos: tuple[StepInfo | None, ...]
-
-
-@dataclass(slots=True)
-class _Episode:
-    """One environment's running episode."""
-
-    draw: Draw
-    learner: Learner
-    reward: RewardModel
-    records: list[EpochRecord]
-    situation: Situation
-    over: bool = False
 
 
 class GrowthEnv:
@@ -111,106 +119,104 @@ class GrowthEnv:
         self._phase = PhaseTimers()
         self.seconds = self._phase.seconds
         """Wall time by phase, since construction."""
-        self._episodes: list[_Episode] = []
-        self._encoder = Encoder(0, 0)
-        self._engine = EagerEngine([])
+        self.draws: list[Draw] = []
+        self.learners: list[Learner] = []
+        self._histories: list[list[EpochRecord]] = []
 
     # -- the process ---------------------------------------------------------------------------------------------------
 
-    def reset(self, numbers: Sequence[int], *, held_out: bool | None = None) -> tuple[Observation, ActionMasks]:
-        """Begin new episodes, one per number; the same number is the same problem, data, host and minibatches."""
+    def reset(self, draws: Sequence[int], *, held_out: bool | None = None) -> tuple[Observation, ActionMasks]:
+        """Begin new episodes, one per draw id; the same id is the same problem, data, host and minibatches."""
         self.held_out = self.held_out if held_out is None else held_out
-        if len(numbers) != self.size:
-            raise ValueError(f"this environment has {self.size} networks; reset was given {len(numbers)} numbers")
+        if len(draws) != self.size:
+            raise ValueError(f"this environment has {self.size} networks; reset was given {len(draws)} draw ids")
         with self._phase("reset"):
             if self._cache is not None:
                 self._cache.release()
-            self._episodes, self._engine = [], EagerEngine([])  # so that old and new networks never share the memory
+            self.draws, self.learners, self._engine = [], [], None  # old and new networks never share the memory
             if self._cache is not None or self.device.type == "cuda":
                 collect_garbage()  # here nothing waits for it; in the middle of a step, a GPU would
-            places = [self._devices[row % len(self._devices)] for row in range(self.size)]
             seen: dict[Task, Survey] = {}
-            self._episodes = [self._begin(*chosen, seen) for chosen in zip(numbers, places, strict=True)]
-            self._engine = self._make_engine([episode.learner for episode in self._episodes])
-            most = max(len(episode.situation.slots) for episode in self._episodes)
-            width = self.slots or most
-            if most > width:
-                raise ValueError(f"a network has {most} slots, and observations have room for {width}: raise `slots`")
-            self._encoder = Encoder(self.size, width)
-            for row, episode in enumerate(self._episodes):
-                self._encoder.write(row, episode.situation)
+            for row, draw_id in enumerate(draws):
+                self._begin(draw_id, self._devices[row % len(self._devices)], seen)
+            most = max(len(learner.model.slots) for learner in self.learners)
+            if most > (self.slots or most):
+                raise ValueError(
+                    f"a network has {most} slots, and observations have room for {self.slots}: raise `slots`"
+                )
+            self._engine = self._make_engine()
+            models, horizons = [learner.model for learner in self.learners], [draw.horizon for draw in self.draws]
+            self.world = World.begin(models, self._engine.columns, horizons)
+            self._reward = Reward(self.reward, self.world, [len(draw.task.labels) for draw in self.draws])
+            self._histories = [[] for _ in draws]
         return self._shown()
 
     def step(self, actions: Tensor | Sequence[Action]) -> EnvStep:
         """One epoch for every network whose episode goes on, after its action: a tensor [N, heads] or records."""
-        if not self._episodes:
+        if self._engine is None:
             raise RuntimeError("call reset before step")
         chosen = decode(actions) if isinstance(actions, Tensor) else list(actions)
-        active = [not episode.over for episode in self._episodes]
-        records = self._engine.stepping([a if on else WAIT for a, on in zip(chosen, active, strict=True)], active)
-        infos: list[StepInfo | None] = []
-        try:
-            for row in range(self.size):
-                with self._phase("engine"):
-                    record = next(records)  # a GPU works on the next ones meanwhile
-                infos.append(None if record is None else self._advance(row, record))
-        except Exception:
-            self._episodes = []  # some have made the step and some have not: nothing can follow but a reset
-            raise
+        before, active = self.world.snapshot(), ~self.world.over
+        wanted = active.tolist()
+        engine, self._engine = self._engine, None  # if it fails, some have made the step: only a reset can follow
+        with self._phase("engine"):
+            records = engine.step([a if on else WAIT for a, on in zip(chosen, wanted, strict=True)], wanted)
+        self._engine = engine
+        with self._phase("reward"):
+            self.world.record(records)
+            ended = self._ended(records)
+            rewards = self._reward.step(before, self.world, measured(self.world, records), active, ended)
+            self.world.over |= ended
+            infos = self._infos(records, rewards)
+        for history, record in zip(self._histories, records, strict=True):
+            if record is not None:
+                history.append(record)
         observation, masks = self._shown()
         return EnvStep(
             observation,
             masks,
-            torch.tensor([0.0 if info is None else info.reward.total for info in infos], device=self.device),
-            torch.tensor([on and e.over for on, e in zip(active, self._episodes, strict=True)], device=self.device),
-            torch.tensor(active, device=self.device),
-            tuple(infos),
+            rewards.total.float().to(self.device),
+            rewards.terms.float().to(self.device),
+            ended.to(self.device),
+            active.to(self.device),
+            infos,
         )
 
     @property
-    def situations(self) -> list[Situation]:
-        """What a rule-based controller reads."""
-        return [episode.situation for episode in self._episodes]
+    def situations(self) -> Situations:
+        """What a controller reads; valid until the next step."""
+        return self._situations
 
     @property
-    def draws(self) -> list[Draw]:
-        return [episode.draw for episode in self._episodes]
-
-    @property
-    def learners(self) -> list[Learner]:
-        return [episode.learner for episode in self._episodes]
+    def over(self) -> bool:
+        return bool(self.world.over.all())
 
     @property
     def captures(self) -> int:
         """CUDA graphs of whole epochs that were captured so far; all others were found in the cache."""
         return 0 if self._cache is None else self._cache.captures
 
-    @property
-    def over(self) -> bool:
-        return all(episode.over for episode in self._episodes)
-
     def evaluate_test(self) -> list[Evaluation]:
         """The networks on their test sets. For judging only: nothing that learns may look at it."""
-        return gather([_on_test(episode) for episode in self._episodes])
+        return gather([_on_test(learner, draw) for learner, draw in zip(self.learners, self.draws, strict=True)])
 
     # -- internals -----------------------------------------------------------------------------------------------------
 
-    def _make_engine(self, learners: list[Learner]) -> EagerEngine:
-        unwatched = [None] * len(learners)
+    def _make_engine(self) -> EagerEngine:
+        learners, unwatched = self.learners, [None] * len(self.learners)
         engine = (
-            EagerEngine(learners, unwatched)
+            EagerEngine(learners, unwatched, width=self.slots)
             if self._cache is None
-            else GraphEngine(learners, unwatched, cache=self._cache)
+            else GraphEngine(learners, unwatched, width=self.slots, cache=self._cache)
         )
         untrained = engine.measure(learners)  # what chance looks like
         engine.governors = [Governor(learner, chance=c) for learner, c in zip(learners, untrained, strict=True)]
         return engine
 
-    def _begin(self, number: int, device: torch.device, seen: dict[Task, Survey]) -> _Episode:
+    def _begin(self, draw_id: int, device: torch.device, seen: dict[Task, Survey]) -> None:
         """`seen`: what the other networks' hosts have shown, by task."""
-        draw = self.family.draw(number, held_out=self.held_out)
+        draw = self.family.draw(draw_id, held_out=self.held_out)
         drawn, task = draw.task, draw.task.to(device)
-        draw = replace(draw, task=task)
         learner = task_learner(
             task,
             draw.seed,
@@ -223,43 +229,75 @@ class GrowthEnv:
             known=seen.get(drawn),
         )
         seen[drawn] = learner.model.survey
-        reward = RewardModel(self.reward)
-        reward.reset(learner.model.host_parameters, LossScale.for_classes(len(task.labels)))
-        records: list[EpochRecord] = []
-        return _Episode(draw, learner, reward, records, observe(learner, draw.horizon, records))
+        self.draws.append(replace(draw, task=task))
+        self.learners.append(learner)
 
-    def _advance(self, row: int, record: EpochRecord) -> StepInfo:
-        """Note the epoch, end the episode if it is time, and reward the step."""
-        episode = self._episodes[row]
-        before, learner = episode.situation, episode.learner
-        broken = record.verdict is not None
-        episode.over = broken or learner.epoch >= episode.draw.horizon
-        episode.records.append(record)
-        with self._phase("observe"):
-            after = observe(learner, episode.draw.horizon, tuple(episode.records), before)
-            self._encoder.write(row, after)
-        with self._phase("reward"):
-            reward = episode.reward.step(
-                before,
-                record,
-                after,
-                terminal=episode.over,
-                governor_penalty=self.reward.governor_penalty if broken else 0.0,
+    def _ended(self, records: Sequence[EpochRecord | None]) -> Tensor:
+        """[N] bool: episodes that this epoch ended."""
+        undone = [record is not None and record.verdict is not None for record in records]
+        played = torch.tensor([record is not None for record in records])
+        return played & (torch.tensor(undone) | (self.world.epoch >= self.world.horizon))
+
+    def _infos(self, records: Sequence[EpochRecord | None], rewards: RewardColumns) -> tuple[StepInfo | None, ...]:
+        terms, scores, sizes = (t.tolist() for t in (rewards.terms, rewards.score, self.world.acting_parameters))
+        suspected = rewards.findings.flatten(1).any(1).tolist()
+        infos: list[StepInfo | None] = []
+        for row, record in enumerate(records):
+            if record is None:
+                infos.append(None)
+                continue
+            model = self.learners[row].model
+            events = self._findings(row, record.epoch, rewards) if suspected[row] else ()
+            score = None if math.isnan(scores[row]) else scores[row]
+            reward = RewardStep(dict(zip(TERMS, terms[row], strict=True)), events, score)
+            infos.append(StepInfo(record, reward, model.lifecycle.names, int(sizes[row]), model.host_parameters))
+        return tuple(infos)
+
+    def _findings(self, row: int, epoch: int, rewards: RewardColumns) -> tuple[Finding, ...]:
+        columns, model = self.world.slots, self.learners[row].model
+        return tuple(
+            Finding(
+                KINDS[kind],
+                epoch,
+                slot,
+                model.slots[slot].path,
+                int(columns.seed[row, slot]),
+                blueprint_names()[int(columns.blueprint[row, slot])],
+                float(rewards.contribution[row, slot]),
+                float(rewards.improvement[row, slot]),
             )
-        episode.situation = after
-        paths, model = tuple(slot.path for slot in after.slots), learner.model
-        return StepInfo(record, reward, paths, model.acting_parameters, model.host_parameters)
+            for slot, kind in rewards.findings[row].nonzero().tolist()
+        )
 
     def _shown(self) -> tuple[Observation, ActionMasks]:
         with self._phase("observe"):
-            observation, masks = self._encoder.tensors([episode.over for episode in self._episodes])
+            models = [learner.model for learner in self.learners]
+            self._situations = Situations(self.world, models, self._histories)
+            observation, masks = self._situations.tensors
             return observation.to(self.device), masks.to(self.device)
 
 
-def _on_test(episode: _Episode) -> Pending[Evaluation]:
-    learner = episode.learner
+def measured(world: World, records: Sequence[EpochRecord | None]) -> Measured:
+    """What the reward needs of an epoch's records, as columns."""
+    shape = world.slots.alpha.shape
+    accuracy = torch.full(shape[:1], math.nan, dtype=torch.float64)
+    loss, alphas = accuracy.clone(), torch.zeros(shape, dtype=torch.float64)
+    slot, undone = torch.zeros(shape[:1], dtype=torch.int64), torch.zeros(shape[:1], dtype=torch.bool)
+    nothing: dict[int, Contrast] = {}
+    contributions = [nothing if record is None else record.measured.contributions for record in records]
+    for row, record in enumerate(records):
+        if record is not None:
+            accuracy[row], loss[row] = record.measured.accuracy, record.measured.loss
+            alphas[row, : len(record.alphas)] = torch.tensor(record.alphas, dtype=torch.float64)
+            slot[row] = record.effect.action.slot or 0
+            undone[row] = record.verdict is not None
+    contribution = contrast_columns(contributions, shape[1])
+    return Measured(accuracy, loss, contribution, alphas, slot, undone)
+
+
+def _on_test(learner: Learner, draw: Draw) -> Pending[Evaluation]:
     with learner.arithmetic():
-        return evaluate(learner.model, chunks(episode.draw.task.splits.test), learner.loss, learner.score)
+        return evaluate(learner.model, chunks(draw.task.splits.test), learner.loss, learner.score)
 
 
 def _spread(device: torch.device) -> list[torch.device]:

@@ -1,4 +1,4 @@
-"""From a readable situation to tensors: what the learned policy sees, what it may do, and what it did.
+"""From columns to tensors: what the learned policy sees, what it may do, and what it did.
 
 The layout is data: one list of named fields for the run, one for a slot; each has one definition, here, and lies
 in [-1, 1]. What was not measured yet is `NOT_MEASURED`, outside of that range, never 0. A change of the lists is
@@ -8,80 +8,61 @@ a new `SCHEMA_VERSION`, because trained policies depend on it.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from functools import lru_cache
-from typing import TypeVar
+from collections.abc import Callable, Sequence
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
+import torch.nn.functional as F
 from torch import Tensor
 
 from esper.actions import BLENDS, HEAD_NAMES, Action, Op
-from esper.env.situation import Situation, SlotView
 from esper.env.spaces import ActionMasks, Observation
+from esper.env.world import HISTORY, World
 from esper.growth.blueprints import LAYOUTS, blueprint_names
-from esper.lifecycle import Contrast, Stage
-
-_Value = TypeVar("_Value")
+from esper.lifecycle import Stage
 
 SCHEMA_VERSION = 1
 NOT_MEASURED = -2.0
-HISTORY = 4
-"""Past epochs that are shown besides the current one."""
 
 
-def squash(value: float, scale: float) -> float:
+def squash(value: Tensor, scale: float) -> Tensor:
     """Sign-preserving logarithm, 1 at `scale`, clipped there: large values stay bounded, small ones stay visible."""
-    size = math.log1p(abs(value)) / math.log1p(scale)
-    return math.copysign(size if size < 1.0 else 1.0, value)
+    return torch.copysign((value.abs().log1p() / math.log1p(scale)).clamp(max=1.0), value)
 
 
-def _one_hot(values: Iterable[_Value]) -> dict[_Value, tuple[float, ...]]:
-    known = tuple(values)
-    return {value: tuple(float(other == value) for other in known) for value in known}
+def _known(value: Tensor) -> Tensor:
+    return torch.where(value.isnan(), NOT_MEASURED, value)
 
 
-_OPS, _STAGES, _LAYOUTS = _one_hot(Op), _one_hot(Stage), _one_hot(LAYOUTS)
-
-# -- the run as a whole -----------------------------------------------------------------------------------------------
+# -- the run as a whole: [N, fields] ----------------------------------------------------------------------------------
 
 
-def _padded(values: list[float]) -> list[float]:
-    return values + [NOT_MEASURED] * (HISTORY + 1 - len(values))
+def _time(w: World) -> list[Tensor]:
+    epoch, horizon = w.epoch.double(), w.horizon.double()
+    return [epoch / horizon, ((horizon - epoch) / 50).clamp(max=1.0)]
 
 
-def _results(s: Situation) -> list[float]:
+def _results(w: World) -> list[Tensor]:
     """Accuracies and losses of the current epoch and those before it, the current one first."""
-    latest = [record.measured for record in s.history[: -HISTORY - 2 : -1]]
-    accuracies = [measured.accuracy / 100 for measured in latest]
-    return _padded(accuracies) + _padded([squash(measured.loss, 20.0) for measured in latest])
+    return [*_known(w.accuracy / 100).unbind(1), *_known(squash(w.loss, 20.0)).unbind(1)]
 
 
-def _training(s: Situation) -> Sequence[float]:
-    if not s.history:
-        return (NOT_MEASURED,) * 4
-    last = s.history[-1]
-    return (
-        squash(last.trained.loss, 20.0),
-        squash(last.measured.loss - last.trained.loss, 20.0),
-        _since_best(s),
-        squash(last.trained.host_gradient, 100.0),
-    )
+def _training(w: World) -> list[Tensor]:
+    """What is not a number in an epoch that broke counts as the worst."""
+    since_best = (w.epoch - 1 - w.best_epoch).double() / w.horizon
+    gap = w.loss[:, 0] - w.train_loss
+    sizes = [squash(x.nan_to_num(math.inf), scale) for x, scale in ((w.train_loss, 20.0), (gap, 20.0))]
+    columns = [*sizes, since_best, squash(w.host_gradient.nan_to_num(math.inf), 100.0)]
+    return [torch.where(w.epoch > 0, column, NOT_MEASURED) for column in columns]
 
 
-def _since_best(s: Situation) -> float:
-    accuracies = np.array([record.measured.accuracy for record in s.history])
-    return (len(accuracies) - 1 - int(accuracies.argmax())) / s.horizon
-
-
-def _sizes(s: Situation) -> Sequence[float]:
-    return (
-        squash(s.parameters / s.host_parameters - 1.0, 20.0),
-        1.0 if s.budget is None else squash((s.budget - s.parameters) / s.host_parameters, 10.0),
-        1.0 if s.seeds_left is None else min(1.0, s.seeds_left / max(1, len(s.slots))),
-        min(1.0, math.log10(max(1, s.host_parameters)) / 8),
-    )
+def _sizes(w: World) -> list[Tensor]:
+    parameters = w.parameters
+    return [
+        squash(parameters / w.host_parameters - 1.0, 20.0),
+        squash((w.budget - parameters) / w.host_parameters, 10.0),
+        (w.seeds_left / w.slots.present.sum(1).clamp(min=1)).clamp(max=1.0),
+        (w.host_parameters.clamp(min=1).log10() / 8).clamp(max=1.0),
+    ]
 
 
 _STAGES_TOGETHER = {
@@ -92,20 +73,19 @@ _STAGES_TOGETHER = {
 }
 
 
-def _shares(s: Situation) -> list[float]:
-    found = [slot.stage for slot in s.slots]
-    return [sum(map(found.count, stages)) / max(1, len(found)) for stages in _STAGES_TOGETHER.values()]
+def _shares(w: World) -> list[Tensor]:
+    present = w.slots.present
+    count = present.sum(1).clamp(min=1)
+    return [(w.slots.within(stages) & present).sum(1).double() / count for stages in _STAGES_TOGETHER.values()]
 
 
-def _last_op(s: Situation) -> Sequence[float]:
-    if s.last_effect is None:
-        return (0.0,) * (len(Op) + 1)
-    return (*_OPS[s.last_effect.action.op], float(s.last_effect.changed))
+def _last_op(w: World) -> list[Tensor]:
+    return [*((w.op == op).double() for op in Op), w.changed.double()]
 
 
-# Names, and the function that gives their values: related ones together, because every call takes time.
-_OVERALL: list[tuple[tuple[str, ...], Callable[[Situation], Sequence[float]]]] = [
-    (("progress", "epochs_left"), lambda s: (s.epoch / s.horizon, min(1.0, s.remaining / 50))),
+# Names, and the function that gives their columns.
+_OVERALL: list[tuple[tuple[str, ...], Callable[[World], list[Tensor]]]] = [
+    (("progress", "epochs_left"), _time),
     (tuple(f"val_{what}_{ago}_ago" for what in ("accuracy", "loss") for ago in range(HISTORY + 1)), _results),
     (("train_loss", "generalisation_gap", "epochs_since_best", "host_gradient"), _training),
     (("growth", "budget_left", "seeds_left", "host_size"), _sizes),
@@ -114,133 +94,87 @@ _OVERALL: list[tuple[tuple[str, ...], Callable[[Situation], Sequence[float]]]] =
 ]
 OVERALL_FIELDS = tuple(name for names, _ in _OVERALL for name in names)
 
-# -- one slot ---------------------------------------------------------------------------------------------------------
+# -- one slot: [N, S, fields] -----------------------------------------------------------------------------------------
 
 
-def _worth(contrast: Contrast | None) -> Sequence[float]:
+def _place(w: World) -> list[Tensor]:
+    return [w.position, (w.channels.clamp(min=1).log2() / 10).clamp(max=1.0)]
+
+
+def _age(w: World) -> list[Tensor]:
+    v = w.slots
+    counts = ((v.age, 20), (v.dwell, 10), (v.pruned, 4))
+    return [v.alpha, v.retiring.double(), *((count.double() / most).clamp(max=1.0) for count, most in counts)]
+
+
+def _activity(w: World) -> list[Tensor]:
+    gradient = ((w.slots.gradient + 1e-9).log10() / 5).clamp(-1.0, 1.0)
+    return [squash(w.slots.size / w.host_parameters[:, None], 20.0), _known(gradient)]
+
+
+def _worth(contrast: Tensor) -> list[Tensor]:
     """Points, loss saved, and points per standard error: is it more than noise?"""
-    if contrast is None:
-        return (NOT_MEASURED,) * 3
-    certainty = contrast.accuracy / max(contrast.error, 1e-3) / 5
-    return squash(contrast.accuracy, 50.0), squash(contrast.loss, 3.0), max(-1.0, min(1.0, certainty))
+    accuracy, loss, error = contrast.unbind(-1)
+    certainty = (accuracy / error.clamp(min=1e-3) / 5).clamp(-1.0, 1.0)
+    return [_known(squash(accuracy, 50.0)), _known(squash(loss, 3.0)), _known(certainty)]
 
 
-def _age(s: Situation, v: SlotView) -> Sequence[float]:
-    return v.alpha, float(v.retiring), min(1.0, v.age / 20), min(1.0, v.dwell / 10), min(1.0, v.seeds_before / 4)
+def _staleness(w: World) -> list[Tensor]:
+    v = w.slots
+    unknown = v.shadow_points.isnan() & v.contribution_points.isnan()
+    return [torch.where(unknown, NOT_MEASURED, ((v.age - v.measured_age).double() / 10).clamp(max=1.0))]
 
 
-def _activity(s: Situation, v: SlotView) -> Sequence[float]:
-    gradient = NOT_MEASURED if v.gradient is None else max(-1.0, min(1.0, math.log10(v.gradient + 1e-9) / 5))
-    return squash(v.parameters / s.host_parameters, 20.0), gradient
+def _legal(w: World) -> list[Tensor]:
+    return [column.double() for column in (w.growable.any(-1), w.slots.prunable, w.slots.fossilizable)]
 
 
-def _staleness(s: Situation, v: SlotView) -> Sequence[float]:
-    unknown = v.contribution is None and v.shadow_benefit is None
-    return (NOT_MEASURED if unknown else min(1.0, v.staleness / 10),)
-
-
-_SLOT: list[tuple[tuple[str, ...], Callable[[Situation, SlotView], Sequence[float]]]] = [
-    (tuple(f"stage_{stage.name.lower()}" for stage in Stage), lambda s, v: _STAGES[v.stage]),
-    (tuple(f"layout_{layout}" for layout in LAYOUTS), lambda s, v: _LAYOUTS[v.layout]),
-    (("position", "channels"), lambda s, v: (v.position, min(1.0, math.log2(max(1, v.channels)) / 10))),
+_SLOT: list[tuple[tuple[str, ...], Callable[[World], list[Tensor]]]] = [
+    (tuple(f"stage_{stage.name.lower()}" for stage in Stage), lambda w: _one_hot(w.slots.stage, len(Stage))),
+    (tuple(f"layout_{layout}" for layout in LAYOUTS), lambda w: _one_hot(w.layout, len(LAYOUTS))),
+    (("position", "channels"), _place),
     (("alpha", "retiring", "age", "dwell", "seeds_before"), _age),
     (("parameters", "gradient"), _activity),
-    (("shadow_points", "shadow_loss", "shadow_certainty"), lambda s, v: _worth(v.shadow_benefit)),
-    (("contribution_points", "contribution_loss", "contribution_certainty"), lambda s, v: _worth(v.contribution)),
+    (("shadow_points", "shadow_loss", "shadow_certainty"), lambda w: _worth(w.slots.shadow)),
+    (("contribution_points", "contribution_loss", "contribution_certainty"), lambda w: _worth(w.slots.contribution)),
     (("staleness",), _staleness),
-    (("growable", "prunable", "fossilizable"), lambda s, v: (float(bool(v.growable)), v.prunable, v.fossilizable)),
+    (("growable", "prunable", "fossilizable"), _legal),
 ]
 SLOT_FIELDS = tuple(name for names, _ in _SLOT for name in names)
 
 
-_FIELD_OF_OP = {
-    Op.GERMINATE: SLOT_FIELDS.index("growable"),
-    Op.PRUNE: SLOT_FIELDS.index("prunable"),
-    Op.FOSSILIZE: SLOT_FIELDS.index("fossilizable"),
-}
-"""Which feature of a slot says that the operation is possible there."""
+def _one_hot(column: Tensor, count: int) -> list[Tensor]:
+    return list(F.one_hot(column, count).double().unbind(-1))
+
 
 # -- all together -----------------------------------------------------------------------------------------------------
 
 
-class Encoder:
-    """The situations of some networks as tensors, padded to a number of slots.
-
-    What it was told of a row stays until it is told otherwise, slot by slot: an empty slot is the same view epoch
-    after epoch, and costs nothing.
-    """
-
-    def __init__(self, networks: int, slots: int) -> None:
-        self._names = blueprint_names()
-        shape = (networks, slots)
-        self._views: dict[tuple[int, int], SlotView] = {}
-        """What was written, by row and slot."""
-        self._overall = np.zeros((networks, len(OVERALL_FIELDS)), np.float32)
-        self._features = np.zeros((*shape, len(SLOT_FIELDS)), np.float32)
-        self._planted = np.zeros(shape, np.int64)
-        self._costs = np.full((*shape, len(self._names)), NOT_MEASURED, np.float32)
-        self._present = np.zeros(shape, bool)
-        self._growable = np.zeros((*shape, len(self._names)), bool)
-
-    def write(self, row: int, s: Situation) -> None:
-        """The situation of one network, from now on."""
-        self._overall[row] = [x for _, values in _OVERALL for x in values(s)]
-        for v in s.slots:
-            place = row, v.index
-            last = self._views.get(place)
-            if v is last:  # besides the view, a slot's fields depend on the host's size alone
-                continue
-            self._views[place] = v
-            self._features[place] = [x for _, values in _SLOT for x in values(s, v)]
-            self._planted[place] = 0 if v.blueprint is None else self._names.index(v.blueprint) + 1
-            self._growable[place] = _marks(v.growable, self._names)
-            if last is None or v.costs is not last.costs:
-                self._costs[place] = _relative(tuple(v.costs.items()), s.host_parameters, self._names)
-                self._present[place] = True
-
-    def tensors(self, finished: Sequence[bool]) -> tuple[Observation, ActionMasks]:
-        """All rows as they are now. Where an episode is `finished`, nothing but WAIT is possible."""
-        goes_on = ~np.array(finished, bool)[:, None, None]
-        growable = self._growable & goes_on
-        slot_mask = np.zeros((len(growable), len(Op), growable.shape[1]), bool)
-        for op, field in _FIELD_OF_OP.items():
-            slot_mask[:, op] = self._features[:, :, field] > 0.0
-        slot_mask &= goes_on
-        op_mask: NDArray[np.bool_] = np.any(slot_mask, axis=2)
-        op_mask[:, Op.WAIT] = True
-        blend: NDArray[np.bool_] = np.repeat(np.any(growable, axis=2, keepdims=True), len(BLENDS), 2)
-        shown = (self._overall, self._features, self._planted, self._costs, self._present)
-        return (
-            Observation(*(torch.from_numpy(part.copy()) for part in shown)),
-            ActionMasks(*map(torch.from_numpy, (op_mask, slot_mask, growable, blend))),
-        )
+def features(w: World) -> tuple[Tensor, Tensor, Tensor]:
+    """In float64: of the runs [N, G], of the slots [N, S, F], and what blueprints cost [N, S, B], in host sizes."""
+    overall = torch.stack([column for _, columns in _OVERALL for column in columns(w)], -1)
+    slots = torch.stack([column for _, columns in _SLOT for column in columns(w)], -1)
+    slots = torch.where(w.slots.present[..., None], slots, 0.0)
+    return overall, slots, _known(squash(w.costs / w.host_parameters[:, None, None], 20.0))
 
 
-@lru_cache(4096)
-def _marks(some: frozenset[str], names: tuple[str, ...]) -> NDArray[np.bool_]:
-    return np.array([name in some for name in names], bool)
+def encode(w: World) -> tuple[Observation, ActionMasks]:
+    """The columns as tensors. Where an episode is over, nothing but WAIT is possible."""
+    overall, slots, costs = features(w)
+    seen = Observation(overall.float(), slots.float(), w.slots.blueprint + 1, costs.float(), w.slots.present)
+    return seen, legal_actions(w)
 
 
-@lru_cache(4096)
-def _relative(costs: tuple[tuple[str, int], ...], host_parameters: int, names: tuple[str, ...]) -> NDArray[np.float64]:
-    """What each blueprint costs, in host sizes, squashed; `NOT_MEASURED` where it does not fit."""
-    known = dict(costs)
-    sizes = np.array([known.get(name, math.nan) for name in names]) / host_parameters
-    squashed = np.minimum(1.0, np.log1p(sizes) / math.log1p(20.0))  # `squash`, all at once
-    return np.where(np.isnan(sizes), NOT_MEASURED, squashed)
-
-
-def encode(
-    situations: Sequence[Situation], slots: int | None = None, finished: Sequence[bool] | None = None
-) -> tuple[Observation, ActionMasks]:
-    """N situations as tensors, padded to `slots` (default: the most that any of them has).
-
-    Where an episode is `finished`, nothing but WAIT is possible.
-    """
-    encoder = Encoder(len(situations), slots or max(len(s.slots) for s in situations))
-    for row, s in enumerate(situations):
-        encoder.write(row, s)
-    return encoder.tensors(finished or [False] * len(situations))
+def legal_actions(w: World) -> ActionMasks:
+    goes_on = ~w.over[:, None]
+    growable = w.growable & goes_on[..., None]
+    by_op = {Op.GERMINATE: growable.any(-1), Op.PRUNE: w.slots.prunable, Op.FOSSILIZE: w.slots.fossilizable}
+    nowhere = torch.zeros_like(w.slots.present)
+    slot = torch.stack([by_op.get(op, nowhere) & goes_on for op in Op], 1)  # [N, O, S]
+    op = slot.any(-1)
+    op[:, Op.WAIT] = True
+    blend = growable.any(-1, keepdim=True).expand(-1, -1, len(BLENDS)).clone()
+    return ActionMasks(op, slot, growable, blend)
 
 
 def decode(actions: Tensor) -> list[Action]:

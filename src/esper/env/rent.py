@@ -9,6 +9,16 @@ RENT_RATE = 5.0
 """Points that one more host-size of parameters must earn. Learned policies and the rules' settings are for this one."""
 
 
+def rent(parameters: float, host_parameters: float, rate: float = RENT_RATE) -> float:
+    """Points that the parameters beyond the host's must earn; numbers or columns."""
+    return rate * (parameters / host_parameters - 1.0)
+
+
+def score(accuracy: float, parameters: float, host_parameters: float, rate: float = RENT_RATE) -> float:
+    """Accuracy minus rent, in percentage points: what every controller is judged by; numbers or columns."""
+    return accuracy - rent(parameters, host_parameters, rate)
+
+
 def extra_rent(rate: float, parameters: int, host_parameters: int) -> float:
     """Points that a seed must earn beyond what it must at the default rent; negative where size is cheaper."""
     return (rate - RENT_RATE) * parameters / host_parameters

@@ -1,23 +1,28 @@
-"""What a controller knows when it decides: a readable record of one learner. Legality is part of it.
+"""What a controller knows when it decides: readable records of networks between two epochs. Legality is part of them.
 
-Rule-based controllers read it as it is; for the learned policy it becomes tensors. Everything here was measured; what
-was not is None.
+Rule-based controllers read them; the learned policy reads the same columns as tensors (`Situations.tensors`). All of it
+was measured; what was not is None.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from itertools import zip_longest
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any, overload
 
-from esper.actions import Action, Effect, Op
+from esper.actions import BLENDS, Action, Effect, Op
 from esper.engine.eager import EpochRecord
 from esper.engine.learner import Learner
+from esper.env.observation import encode
 from esper.env.rent import RENT_RATE
-from esper.growth.blueprints import Layout
+from esper.env.spaces import ActionMasks, Observation, stack_rows
+from esper.env.world import World
+from esper.growth.blueprints import Layout, blueprint_names
 from esper.growth.model import GrowingModel
-from esper.growth.slot import Slot
 from esper.lifecycle import Contrast, Stage
+from esper.slots import contrast_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,7 +67,7 @@ class SlotView:
 
 @dataclass(frozen=True, slots=True)
 class Situation:
-    """One learner between two epochs."""
+    """One network between two epochs."""
 
     epoch: int
     """Epochs done."""
@@ -77,6 +82,8 @@ class Situation:
     slots: tuple[SlotView, ...]
     rent: float = RENT_RATE
     """Points that one more host-size of parameters must earn. Learned policies do not read it."""
+    tensors: tuple[Observation, ActionMasks] | None = field(default=None, compare=False, repr=False)
+    """The same for a learned policy: one row."""
 
     @property
     def last_effect(self) -> Effect | None:
@@ -98,63 +105,115 @@ class Situation:
         return [slot for slot in self.slots if slot.allows(op)]
 
 
-def observe(
-    learner: Learner,
-    horizon: int,
-    history: Sequence[EpochRecord],
-    before: Situation | None = None,
-    rent: float = RENT_RATE,
-) -> Situation:
-    """What there is to know now. `before`, the same an epoch ago, spares the views of slots that are still empty."""
-    model = learner.model
-    parameters = model.parameter_count
-    seeds_left = None if model.max_seeds is None else model.max_seeds - len(model.seeds)
-    room = (model.budget, parameters, seeds_left)  # what may grow in an empty slot depends on nothing else
-    known = before.slots if before is not None and (before.budget, before.parameters, before.seeds_left) == room else ()
-    return Situation(
-        epoch=learner.epoch,
-        horizon=horizon,
-        history=history,
-        parameters=parameters,
-        host_parameters=model.host_parameters,
-        budget=model.budget,
-        seeds_left=seeds_left,
-        slots=tuple(
-            view if view and _is_still_empty(model, slot, view) else _view(model, slot)
-            for slot, view in zip_longest(model.slots, known)
-        ),
-        rent=rent,
-    )
+class Situations(Sequence[Situation]):
+    """The situations of all networks of a world, made when they are read: before the world moves on."""
+
+    def __init__(
+        self,
+        world: World,
+        models: Sequence[GrowingModel],
+        histories: Sequence[Sequence[EpochRecord]],
+        rent: float = RENT_RATE,
+    ) -> None:
+        self._world, self._models, self._histories, self._rent = world, models, histories, rent
+        self._epochs = world.epoch.tolist()
+
+    @cached_property
+    def tensors(self) -> tuple[Observation, ActionMasks]:
+        """[N, …] as a learned policy reads them."""
+        return encode(self._world)
+
+    def __len__(self) -> int:
+        return len(self._models)
+
+    @overload
+    def __getitem__(self, row: int) -> Situation: ...
+
+    @overload
+    def __getitem__(self, row: slice) -> list[Situation]: ...
+
+    def __getitem__(self, row: int | slice) -> Situation | list[Situation]:
+        return self._all[row]
+
+    @cached_property
+    def _all(self) -> list[Situation]:
+        if self._world.epoch.tolist() != self._epochs:
+            raise RuntimeError("these situations are of an earlier step: read them before the environment moves on")
+        columns = _lists(self._world)
+        return [self._situation(row, columns) for row in range(len(self))]
+
+    def _situation(self, row: int, columns: Mapping[str, Any]) -> Situation:
+        model, seen = self._models[row], self.tensors
+        left = columns["seeds_left"][row]
+        return Situation(
+            epoch=self._epochs[row],
+            horizon=columns["horizon"][row],
+            history=tuple(self._histories[row]),
+            parameters=int(columns["parameters"][row]),
+            host_parameters=model.host_parameters,
+            budget=model.budget,
+            seeds_left=None if math.isinf(left) else int(left),
+            slots=tuple(_slot_view(model, row, index, columns) for index in range(len(model.slots))),
+            rent=self._rent,
+            tensors=(seen[0].map(lambda t: t[row : row + 1]), seen[1].map(lambda t: t[row : row + 1])),
+        )
 
 
-def _is_still_empty(model: GrowingModel, slot: Slot, view: SlotView) -> bool:
-    """Nothing counts epochs in an empty slot; but new blueprints may have been registered."""
-    return view.stage is slot.life.stage is Stage.DORMANT and view.costs is model.costs(slot)
+_OF_SLOTS = ("stage", "blueprint", "blend", "alpha", "age", "dwell", "retiring", "pruned", "size", "gradient", "shadow")
+_OF_SLOTS += ("contribution", "measured_age", "prunable", "fossilizable")
+_OF_WORLD = ("position", "parameters", "seeds_left", "horizon", "growable")
 
 
-def _view(model: GrowingModel, slot: Slot) -> SlotView:
-    life = slot.life
+def _lists(world: World) -> dict[str, Any]:
+    """Every column that a view shows, as nested lists: one conversion each, however many networks there are."""
+    found = {name: getattr(world.slots, name).tolist() for name in _OF_SLOTS}
+    return found | {name: getattr(world, name).tolist() for name in _OF_WORLD}
+
+
+def _slot_view(model: GrowingModel, row: int, index: int, columns: Mapping[str, Any]) -> SlotView:
+    slot, names = model.slots[index], blueprint_names()
+    at = {name: columns[name][row][index] for name in (*_OF_SLOTS, "position", "growable")}
     return SlotView(
-        index=slot.index,
+        index=index,
         path=slot.path,
         layout=slot.shape.layout,
         channels=slot.shape.channels,
-        position=slot.index / max(1, len(model.slots) - 1),
-        stage=life.stage,
-        blueprint=life.blueprint if slot.seed is not None else None,
-        blend=life.blend if slot.seed is not None else None,
-        alpha=life.alpha,
-        age=life.age,
-        dwell=life.dwell,
-        retiring=life.retiring,
-        seeds_before=sum(transition.target is Stage.PRUNED for transition in life.history),
-        parameters=0 if slot.seed is None else slot.seed.size,
-        gradient=life.gradient,
-        shadow_benefit=life.shadow_benefit,
-        contribution=life.contribution,
-        staleness=life.age - life.measured_age,
+        position=at["position"],
+        stage=Stage(at["stage"]),
+        blueprint=None if at["blueprint"] < 0 else names[at["blueprint"]],
+        blend=None if at["blend"] < 0 else BLENDS[at["blend"]],
+        alpha=at["alpha"],
+        age=at["age"],
+        dwell=at["dwell"],
+        retiring=at["retiring"],
+        seeds_before=at["pruned"],
+        parameters=at["size"],
+        gradient=None if math.isnan(at["gradient"]) else at["gradient"],
+        shadow_benefit=contrast_of(at["shadow"]),
+        contribution=contrast_of(at["contribution"]),
+        staleness=at["age"] - at["measured_age"],
         costs=model.costs(slot),
-        growable=model.growable(slot),
-        prunable=life.prunable,
-        fossilizable=life.fossilizable,
+        growable=frozenset(name for name, free in zip(names, at["growable"], strict=False) if free),
+        prunable=at["prunable"],
+        fossilizable=at["fossilizable"],
     )
+
+
+def observe(learner: Learner, horizon: int, history: Sequence[EpochRecord] = (), rent: float = RENT_RATE) -> Situation:
+    """One network as it is now, with its past."""
+    world = World.begin([learner.model], learner.model.lifecycle.columns, [horizon])
+    for record in history:
+        world.record([record])
+    world.epoch.fill_(learner.epoch)
+    world.over.fill_(learner.epoch >= horizon)
+    return Situations(world, [learner.model], [history], rent)[0]
+
+
+def as_tensors(situations: Sequence[Situation]) -> tuple[Observation, ActionMasks]:
+    """[N, …] of situations, wherever they come from, padded to the most slots among them."""
+    if isinstance(situations, Situations):
+        return situations.tensors
+    rows = [situation.tensors for situation in situations if situation.tensors is not None]
+    if len(rows) != len(situations):
+        raise ValueError("a learned policy reads tensors, which a situation made by hand lacks: use observe()")
+    return stack_rows(rows)

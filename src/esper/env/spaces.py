@@ -6,9 +6,11 @@ K blends. Environments with fewer slots are padded; `present` says which are rea
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 
@@ -27,8 +29,11 @@ class Observation:
     present: Tensor
     """[..., S] bool: False for padding."""
 
+    def map(self, f: Callable[[Tensor], Tensor]) -> Observation:
+        return Observation(*(f(getattr(self, field.name)) for field in fields(self)))
+
     def to(self, device: torch.device) -> Observation:
-        return Observation(*(getattr(self, field.name).to(device) for field in fields(self)))
+        return self.map(lambda tensor: tensor.to(device))
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,5 +49,26 @@ class ActionMasks:
     blend: Tensor
     """[..., S, K] bool."""
 
+    def map(self, f: Callable[[Tensor], Tensor]) -> ActionMasks:
+        return ActionMasks(*(f(getattr(self, field.name)) for field in fields(self)))
+
     def to(self, device: torch.device) -> ActionMasks:
-        return ActionMasks(*(getattr(self, field.name).to(device) for field in fields(self)))
+        return self.map(lambda tensor: tensor.to(device))
+
+
+def stack_rows(rows: Sequence[tuple[Observation, ActionMasks]]) -> tuple[Observation, ActionMasks]:
+    """Rows of other batches as one batch [N, …], padded to the most slots among them with what is absent or illegal."""
+    slots = max(seen.present.shape[-1] for seen, _ in rows)
+
+    def joined(name: str, axis: int, parts: Sequence[object]) -> Tensor:
+        tensors = [getattr(part, name) for part in parts]
+        if not axis:
+            return torch.cat(tensors)
+        return torch.cat([F.pad(t, (0, 0) * (-axis - 1) + (0, slots - t.shape[axis])) for t in tensors])
+
+    seen, legal = zip(*rows, strict=True)
+    axes = {"slots": -2, "blueprints": -1, "costs": -2, "present": -1, "slot": -1, "blueprint": -2, "blend": -2}
+    return (
+        Observation(*(joined(field.name, axes.get(field.name, 0), seen) for field in fields(Observation))),
+        ActionMasks(*(joined(field.name, axes.get(field.name, 0), legal) for field in fields(ActionMasks))),
+    )

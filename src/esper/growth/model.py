@@ -16,12 +16,14 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.actions import BLENDS
 from esper.growth.blueprints import VISIBILITIES, Blueprint, SlotShape, blueprint_names, fitting
 from esper.growth.replay import Recorder
 from esper.growth.seed import Seed, parameter_count
 from esper.growth.slot import Mode, Slot, preserved_buffers, preserved_rng
 from esper.growth.tensors import move_together, own_tensors
 from esper.lifecycle import LIVE, IllegalTransitionError, Rules, Stage, Transition
+from esper.slots import Slots
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,16 +74,15 @@ class GrowingModel(nn.Module):
             raise ValueError(f"the budget must be a whole number of parameters, not {budget!r}")
         if max_seeds is not None and not (_is_whole(max_seeds) and max_seeds >= 0):
             raise ValueError(f"max_seeds must be a whole number, 0 or more, not {max_seeds!r}")
-        rules = rules or Rules()
         places = [(path, host.get_submodule(path), shape) for path, shape in survey.places]
-        self.slots = [Slot(i, *place, rules) for i, place in enumerate(places)]
+        self.lifecycle = Slots([path for path, _, _ in places], rules)
+        self.slots = [Slot(i, *place, self.lifecycle) for i, place in enumerate(places)]
         self.blueprints = None if blueprints is None else frozenset(blueprints)
         self.budget = budget
         """Most parameters that the whole network may have; None is no limit."""
         self.max_seeds = max_seeds
         """Most seeds at a time, fossilized ones counted; None is no limit."""
         self.rng_seed = rng_seed
-        self.seeds_born = 0
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         if budget is not None and budget < self.host_parameters:
             raise ValueError(f"the budget of {budget:,} parameters is smaller than the host, {self.host_parameters:,}")
@@ -147,9 +148,8 @@ class GrowingModel(nn.Module):
         refusal = self.why_not_grow(slot, blueprint)
         if refusal:
             raise IllegalTransitionError(refusal)
-        self.seeds_born += 1
         with preserved_rng(torch.device("cpu")):
-            torch.default_generator.manual_seed(self.rng_seed * 1_000_003 + self.seeds_born)
+            torch.default_generator.manual_seed(self.rng_seed * 1_000_003 + self.lifecycle.born + 1)
             seed = Seed(blueprint, slot.shape, blend)
         host = own_tensors(self.host)[0]
         like = next(slot.module.parameters(), host[0])  # parts may differ in precision
@@ -162,12 +162,13 @@ class GrowingModel(nn.Module):
             self.on_planting(seed)
         slot.plant(seed, self.host)
         self.seeds[str(slot.index)] = seed
-        return [slot.life.germinate(epoch, self.seeds_born, blueprint, blend, reason)]
+        kind = blueprint_names().index(blueprint), BLENDS.index(blend)
+        return self.lifecycle.germinate(slot.index, *kind, seed.size, epoch=epoch, reason=reason)
 
     def why_not_grow(self, slot: Slot, blueprint: str) -> str:
         """Why this seed does not fit or cannot be afforded; empty when it can be grown."""
-        if slot.life.stage is not Stage.DORMANT:
-            return f"slot {slot.path} is {slot.life.stage.name}: only an empty slot can germinate"
+        if refusal := slot.life.why_not(Stage.GERMINATED):
+            return refusal
         if self.max_seeds is not None and len(self.seeds) >= self.max_seeds:
             return f"the limit of {self.max_seeds} seeds is reached"
         if blueprint not in {candidate.name for candidate in self.candidates(slot)}:
@@ -185,7 +186,7 @@ class GrowingModel(nn.Module):
     def growable(self, slot: Slot) -> frozenset[str]:
         """The blueprints that may germinate here now: those for which `why_not_grow` finds nothing."""
         full = self.max_seeds is not None and len(self.seeds) >= self.max_seeds
-        if slot.life.stage is not Stage.DORMANT or full:
+        if slot.stage is not Stage.DORMANT or full:
             return frozenset()
         room = math.inf if self.budget is None else self.budget - self.parameter_count
         return frozenset(name for name, cost in self.costs(slot).items() if cost <= room)
@@ -202,28 +203,29 @@ class GrowingModel(nn.Module):
         return [b for b in fitting(slot.shape) if self.blueprints is None or b.name in self.blueprints]
 
     def prune(self, slot: Slot, *, epoch: int, reason: str = "", at_once: bool = False) -> list[Transition]:
-        transitions = slot.life.prune(epoch, reason, at_once=at_once)
+        transitions = self.lifecycle.prune(slot.index, epoch=epoch, reason=reason, at_once=at_once)
         self._follow(slot)
         return transitions
 
     def fossilize(self, slot: Slot, *, epoch: int, reason: str = "") -> list[Transition]:
-        return [slot.life.fossilize(epoch, reason)]
+        return self.lifecycle.fossilize(slot.index, epoch=epoch, reason=reason)
 
     def begin_epoch(self, epoch: int) -> list[Transition]:
-        return [transition for slot in self.slots for transition in slot.life.begin_epoch(epoch)]
+        return self.lifecycle.begin_epoch(epoch)
 
-    def end_epoch(self, epoch: int) -> list[Transition]:
-        transitions = [transition for slot in self.slots for transition in slot.life.end_epoch(epoch)]
+    def follow(self, epoch: int) -> list[Transition]:
+        """Make the network what its columns say after the end of an epoch."""
+        transitions = self.lifecycle.changes(epoch)
         for slot in self.slots:
             self._follow(slot)
         return transitions
 
     def _follow(self, slot: Slot) -> None:
         """Make the network what the slot's life says."""
-        if slot.life.stage is Stage.PRUNED and slot.seed is not None:
+        if slot.stage is Stage.PRUNED and slot.seed is not None:
             slot.uproot()
             del self.seeds[str(slot.index)]
-        elif slot.life.stage is Stage.BLENDING:
+        elif slot.stage is Stage.BLENDING:
             slot.end_incubation()
         slot.set_alpha()
 
@@ -262,17 +264,17 @@ class GrowingModel(nn.Module):
 
     @property
     def incubating(self) -> list[Slot]:
-        return [slot for slot in self.slots if slot.life.stage is Stage.TRAINING]
+        return [slot for slot in self.slots if slot.stage is Stage.TRAINING]
 
     @property
     def live(self) -> list[Slot]:
         """Slots whose seed is neither kept nor removed yet."""
-        return [slot for slot in self.slots if slot.life.stage in LIVE]
+        return [slot for slot in self.slots if slot.stage in LIVE]
 
     @property
     def joined(self) -> list[Slot]:
         """Slots whose seed takes part in the output."""
-        return [slot for slot in self.slots if slot.seed is not None and slot.life.alpha > 0.0]
+        return [slot for slot in self.slots if slot.seed is not None and slot.strength > 0.0]
 
     def near_parameters(self, slot: Slot) -> Iterator[list[Tensor]]:
         """The host's parameters around a slot: those of its module, then of each module around that."""

@@ -20,7 +20,8 @@ from esper.growth.graft import argument_names, readable
 from esper.growth.replay import Recorded
 from esper.growth.seed import Seed
 from esper.growth.tensors import own_tensors
-from esper.lifecycle import IN_FORWARD, Rules, SlotLife
+from esper.lifecycle import IN_FORWARD, Stage
+from esper.slots import SlotLife, Slots
 
 
 class Mode(Enum):
@@ -39,12 +40,13 @@ class Mode(Enum):
 class Slot:
     """A place, what passes through it, the story of its seeds, and the seed that is there now."""
 
-    def __init__(self, index: int, path: str, module: nn.Module, shape: SlotShape, rules: Rules) -> None:
+    def __init__(self, index: int, path: str, module: nn.Module, shape: SlotShape, lifecycle: Slots) -> None:
         self.index = index
         self.path = path
         self.module = module
         self.shape = shape
-        self.life = SlotLife(path, rules)
+        self.life: SlotLife = lifecycle.lives[index]
+        self._lifecycle = lifecycle
         self.seed: Seed | None = None
         self.trained: list[Tensor] = []
         """What an optimizer must train of the seed; a blueprint may hold constants as well."""
@@ -58,6 +60,16 @@ class Slot:
         self._handle: RemovableHandle | None = None
         self._inputs: tuple[str, ...] = ()
         self._shadow_buffers: list[tuple[nn.Module, str, Tensor]] = []
+
+    @property
+    def stage(self) -> Stage:
+        """Of the seed's life, as a plain value: it is read in every pass."""
+        return self._lifecycle.stages[self.index]
+
+    @property
+    def strength(self) -> float:
+        """Alpha as a plain number."""
+        return self._lifecycle.alphas[self.index]
 
     def plant(self, seed: Seed, host: nn.Module) -> None:
         """Join a seed to the host. `host` lends the running statistics that the shadow pass starts from."""
@@ -94,9 +106,9 @@ class Slot:
 
     def set_alpha(self) -> None:
         """Take over alpha from the slot's life."""
-        if self._alpha_set != self.life.alpha:  # a fill is a kernel launch on a GPU, and most epochs change nothing
-            self.alpha.fill_(self.life.alpha)
-            self._alpha_set = self.life.alpha
+        if self._alpha_set != self.strength:  # a fill is a kernel launch on a GPU, and most epochs change nothing
+            self.alpha.fill_(self.strength)
+            self._alpha_set = self.strength
 
     def _hook(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         seed, mode = self.seed, self.mode
@@ -108,9 +120,9 @@ class Slot:
         h = _first(output)
         if mode is Mode.SHADOW:
             return _with_first(output, self._grown(seed, h.detach(), args, kwargs))
-        if mode is Mode.LIVE and self.life.stage in IN_FORWARD:
+        if mode is Mode.LIVE and self.stage in IN_FORWARD:
             grown = self._grown(seed, h, args, kwargs)
-            mixed = grown if self.life.alpha == 1.0 else h + self.alpha * (grown - h)
+            mixed = grown if self.strength == 1.0 else h + self.alpha * (grown - h)
         else:
             mixed = h
         if self.keep_output:

@@ -231,7 +231,7 @@ def _result(
         horizon=draw.horizon,
         kept=kept,
         unfinished=sum(slot.life.stage is not Stage.FOSSILIZED for slot, _ in acting),
-        planted=model.seeds_born,
+        planted=model.lifecycle.born,
         governor=None if verdict is None else verdict.message,
         host_widths=tuple(config["widths"]) if "widths" in config else None,
         seconds=seconds,

@@ -1,21 +1,17 @@
-"""What a decision was worth. `RewardModel` is the whole interface; `docs/rewards.md` has the reasons and the table."""
+"""What a decision was worth: `config` has the settings, `reward` the terms; docs/rewards.md has the reasons."""
 
-from esper.env.reward.config import RewardConfig, check_gamma
-from esper.env.reward.detectors import Finding
-from esper.env.reward.level import LossScale
-from esper.env.reward.model import TERMS, RewardModel, RewardStep
-from esper.env.reward.objective import Result, final_result, rent, score
+from esper.env.reward.config import DISCOUNT, TERMS, LossScale, RewardConfig, check_discount
+from esper.env.reward.reward import Measured, Reward, RewardColumns
+from esper.env.reward.suspicion import Finding
 
 __all__ = [
+    "DISCOUNT",
     "TERMS",
     "Finding",
     "LossScale",
-    "Result",
+    "Measured",
+    "Reward",
+    "RewardColumns",
     "RewardConfig",
-    "RewardModel",
-    "RewardStep",
-    "check_gamma",
-    "final_result",
-    "rent",
-    "score",
+    "check_discount",
 ]

@@ -11,10 +11,60 @@ from esper.actions import Op
 from esper.env.rent import RENT_RATE
 
 Mode = Literal["shaped", "simplified", "sparse", "minimal"]
-Family = Literal["contribution", "loss"]
+Signal = Literal["contribution", "loss"]
 
+DISCOUNT = 0.995
+"""γ, of the agent and of the shaping alike."""
 PROXY_CONFIDENCE = 0.3
 """What a shadow benefit is worth beside a measured contribution: a promise, nothing depends on it yet (R122)."""
+
+SHAPING_TERMS = ("score_shaping", "progress_shaping", "credit_shaping")
+COST_TERMS = ("unfinished", "governor", "action_cost", "prune_cost", "indecision_cost", "ratio_cost")
+"""Never above 0."""
+TERMS = ("objective", *SHAPING_TERMS, *COST_TERMS)
+"""Every term, in every mode; one that the mode does not use is 0."""
+_ALWAYS = ("objective", "unfinished", "governor")
+TERMS_OF_MODE: Mapping[Mode, tuple[str, ...]] = {
+    "shaped": TERMS,
+    "simplified": (*_ALWAYS, "score_shaping", "action_cost"),
+    "minimal": (*_ALWAYS, "action_cost"),
+    "sparse": _ALWAYS,
+}
+
+STD_SHARE = 0.1
+"""Default std of a loss as a share of the way from baseline to target."""
+LOSS_CLIP_STDS = 5.0
+"""Losses count no further than this many stds above the baseline: one explosion must not swamp an episode."""
+
+
+@dataclass(frozen=True, slots=True)
+class LossScale:
+    """Turns a task's losses into points: 0 at the baseline, 100 at the target (R124)."""
+
+    baseline: float
+    """Loss of a network that has learnt nothing."""
+    target: float = 0.0
+    """Loss of a very good network; what is better still counts the same."""
+    std: float | None = None
+    """Usual size of a change; bounds what one bad epoch can do. None is a tenth of the way from baseline to target."""
+
+    def __post_init__(self) -> None:
+        if not self.baseline > self.target:
+            raise ValueError(f"the baseline loss {self.baseline} must be above the target loss {self.target}")
+        if self.std is not None and not self.std > 0.0:
+            raise ValueError(f"the std of losses must be positive, not {self.std}")
+
+    @classmethod
+    def for_classes(cls, classes: int) -> LossScale:
+        """For cross-entropy: guessing costs ln(classes), certainty nothing."""
+        if classes < 2:
+            raise ValueError(f"a classification needs at least 2 classes, not {classes}")
+        return cls(math.log(classes))
+
+    @property
+    def worst(self) -> float:
+        std = STD_SHARE * (self.baseline - self.target) if self.std is None else self.std
+        return self.baseline + LOSS_CLIP_STDS * std
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,10 +73,12 @@ class RewardConfig:
 
     mode: Mode = "shaped"
     """How much is said before the end: shaped and simplified after every epoch, minimal and sparse at the end."""
-    family: Family = "contribution"
+    family: Signal = "contribution"
     """What the shaping looks at: validation accuracy and measured contributions, or validation loss."""
-    gamma: float = 0.995
-    """The agent's own discount; `check_gamma` compares the two."""
+    loss_scale: LossScale | None = None
+    """For the loss family: what losses are worth; None follows from the number of classes."""
+    discount: float = DISCOUNT
+    """γ of the shaping: the agent's own, which `check_discount` compares with it."""
     rent_rate: float = RENT_RATE
     """Points per extra host-size of kept parameters."""
     scale: float = 1.0
@@ -55,10 +107,10 @@ class RewardConfig:
     """What the environment charges when the governor ends an episode."""
 
     def __post_init__(self) -> None:
-        for name, options in (("mode", get_args(Mode)), ("family", get_args(Family))):
+        for name, options in (("mode", get_args(Mode)), ("family", get_args(Signal))):
             if getattr(self, name) not in options:
                 raise ValueError(f"reward {name} must be one of {', '.join(options)}, not {getattr(self, name)!r}")
-        for name in ("gamma", "contribution_weight"):
+        for name in ("discount", "contribution_weight"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"reward {name} must lie in [0, 1], not {getattr(self, name)}")
         if not (math.isfinite(self.scale) and self.scale > 0.0):
@@ -93,10 +145,10 @@ _NOT_NEGATIVE = (
 )
 
 
-def check_gamma(config: RewardConfig, agent_gamma: float) -> None:
+def check_discount(config: RewardConfig, agent_discount: float) -> None:
     """Shaping leaves the best policy alone only under the agent's own discount; call this before training (R103)."""
-    if config.gamma != agent_gamma:
+    if config.discount != agent_discount:
         raise ValueError(
-            f"the reward shapes with gamma {config.gamma} but the agent discounts with {agent_gamma}: "
+            f"the reward shapes with discount {config.discount} but the agent discounts with {agent_discount}: "
             "set both to the same value, or the shaping changes what is optimal"
         )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, get_args
 
-from esper.env.reward.costs import RATIO_LIMIT
-from esper.env.reward.traces import SeedTrace
-from esper.env.situation import SlotView
+import torch
+from torch import Tensor
 
 Kind = Literal["ransomware", "reward_hacking"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 
 RANSOM_CONTRIBUTION = 1.0
 """Least points that the network would lose without the seed."""
@@ -17,6 +17,8 @@ RANSOM_FALL = 1.0
 """Points that the network is worse than before the seed; smaller falls are the noise of training."""
 SURE_ERRORS = 2.0
 """A contribution must be this many standard errors above 0 to accuse anyone."""
+RATIO_LIMIT = 5.0
+"""Claims up to this multiple of the improvement are usual: leave-one-out overstates by nature (measured: up to 4.6)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +48,8 @@ class Finding:
         )
 
 
-def detect(
-    epoch: int, slot: SlotView, trace: SeedTrace, contribution: float, improvement: float, ratio: float, *, sure: bool
-) -> list[Finding]:
-    """What is suspicious now and was not before; the trace remembers."""
-    found: set[Kind] = set()
-    if sure and contribution >= RANSOM_CONTRIBUTION and improvement < -RANSOM_FALL:
-        found.add("ransomware")
-    if sure and ratio >= RATIO_LIMIT:
-        found.add("reward_hacking")
-    new = sorted(found - trace.findings)
-    trace.findings = frozenset(found)
-    return [
-        Finding(kind, epoch, slot.index, slot.path, trace.seed, slot.blueprint, contribution, improvement)
-        for kind in new
-    ]
+def suspicious(contribution: Tensor, improvement: Tensor, ratio: Tensor, accuracy: Tensor, error: Tensor) -> Tensor:
+    """[N, S, kinds] bool, in the order of `KINDS`; all [N, S]. `accuracy` and `error` are of the measured contrast."""
+    sure = accuracy >= SURE_ERRORS * error
+    ransom = sure & (contribution >= RANSOM_CONTRIBUTION) & (improvement < -RANSOM_FALL)
+    return torch.stack((ransom, sure & (ratio >= RATIO_LIMIT)), -1)
