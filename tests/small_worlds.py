@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
 
 import torch
@@ -12,13 +12,15 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 from esper.actions import Action, Op
-from esper.engine.eager import EagerEngine, EpochRecord
-from esper.engine.learner import Learner
+from esper.engine.eager import EagerEngine, EpochRecord, move_on
+from esper.engine.learner import Learner, TrainReport
+from esper.engine.measure import Evaluation
 from esper.engine.optimizer import GrowingOptimizer
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
-from esper.lifecycle import Contrast, Rules, Stage
+from esper.lifecycle import Contrast, Rules, Stage, Transition
+from esper.slot_columns import RULES
 from esper.tasks.data import Split
 from esper.tasks.feed import TensorFeed
 from esper.tasks.hosts import Conv1dHost, Conv2dHost, GPTHost, MLPHost
@@ -240,22 +242,52 @@ PATIENT = Rules(training_epochs=10_000)
 """Seeds incubate for ever."""
 
 
+def force(slot: Slot, **columns: object) -> None:
+    """Write into the columns of a slot, past all rules."""
+    slots = slot.life.slots
+    for name, value in columns.items():
+        if isinstance(value, Contrast):
+            value = torch.tensor([value.accuracy, value.loss, value.error], dtype=torch.float64)
+        getattr(slots.columns, name)[0, slot.index] = value
+    slots.stages[slot.index], slots.alphas[slot.index] = slot.life.stage, slot.life.alpha
+
+
+def advance(slot: Slot) -> None:
+    """A good epoch of this slot alone: whatever its rules are, the other slots stay what they are."""
+    slots, good = slot.life.slots, Contrast(1.0, 1.0)
+    slots.begin_epoch(0)
+    before = slots.columns.clone()
+    slots.columns.rules.copy_(torch.tensor([[getattr(EAGER, name) for name in RULES]], dtype=torch.float64))
+    slots.measure({slot.index: 1.0}, {slot.index: good}, {slot.index: good})
+    slots.columns.end_epoch()
+    for field in fields(slots.columns):
+        now, then = getattr(slots.columns, field.name), getattr(before, field.name)
+        if field.name == "rules":
+            now.copy_(then)
+        else:
+            others = [i for i in range(now.shape[1]) if i != slot.index]
+            now[:, others] = then[:, others]
+    slots.changes(0)
+
+
+def end_epoch(learner: Learner, trained: TrainReport, measured: Evaluation) -> list[Transition]:
+    """The end of an epoch in which this was measured."""
+    move_on(learner.model.lifecycle.columns, [learner], {learner: (trained, measured)})
+    return learner.end_epoch()
+
+
 def plant(model: GrowingModel, slot: Slot, blueprint: str, stage: Stage, blend: str = "linear") -> None:
     """Bring a new seed to `stage` without training, with parameters that are far from birth."""
-    rules, slot.life.rules = slot.life.rules, EAGER
-    others = [(other, other.life) for other in model.slots if other is not slot]
     model.germinate(slot, blueprint, blend, epoch=0)
     scramble(slot)
-    slot.life.begin_epoch(0)
     while slot.life.stage is not stage:
         if slot.life.stage is Stage.HOLDING:
-            model.fossilize(slot, epoch=0)
-            break
-        slot.life.measure(gradient=1.0, shadow_benefit=Contrast(1, 1), contribution=Contrast(1, 1))
-        slot.life.end_epoch(0)
+            force(slot, stage=Stage.FOSSILIZED)
+        elif stage is Stage.TRAINING:
+            force(slot, stage=Stage.TRAINING)
+        else:
+            advance(slot)
     model._follow(slot)
-    slot.life.rules = rules
-    assert all(other.life is life for other, life in others)
 
 
 def scramble(slot: Slot) -> None:

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
-from esper.env.reward.objective import score
+from esper.env.rent import score
 from esper.growth.blueprints import SlotShape, fitting
 from esper.growth.blueprints.registry import Layout
 from esper.policy.controller import Controller, NoGrowth

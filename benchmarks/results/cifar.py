@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.actions import Action
-from esper.env.reward.objective import score
+from esper.env.rent import score
 from esper.env.situation import Situation
 from esper.growth.blueprints import LAYOUTS, SlotShape
 from esper.policy.controller import Controller

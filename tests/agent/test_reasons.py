@@ -16,8 +16,8 @@ from esper.agent.actor import Actor
 from esper.agent.controller import LearnedController
 from esper.agent.shipped import shipped_path
 from esper.engine.eager import EagerEngine, EpochRecord
-from esper.env.observation import encode, to_tensor
-from esper.env.situation import Situation, observe
+from esper.env.observation import to_tensor
+from esper.env.situation import Situation, as_tensors, observe
 from esper.policy.distribution import FactoredPolicy
 from small_worlds import BUILT_IN, EAGER, learner_for
 
@@ -51,7 +51,7 @@ def policies(learned: LearnedController, played: Played) -> list[tuple[FactoredP
     state, found = learned.network.initial_state(len(WORLDS)), []
     with torch.inference_mode():
         for seen, _ in played:
-            observation, masks = encode(seen, finished=[False] * len(seen))
+            observation, masks = as_tensors(seen)
             assert learned.normaliser is not None
             out = learned.network(learned.normaliser(observation), masks, state)
             state = out.state
@@ -128,7 +128,7 @@ def test_the_reason_holds_what_was_measured_and_expected(learned: LearnedControl
 def test_the_same_actions_as_without_reasons(learned: LearnedController, played: Played) -> None:
     actor = Actor(learned.network, len(WORLDS), learned.normaliser)
     for seen, actions in played:
-        observation, masks = encode(seen, finished=[False] * len(seen))
+        observation, masks = as_tensors(seen)
         assert torch.equal(actor.act(observation, masks), to_tensor(actions))
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from esper.cli import main
 from esper.cli.compare import Compare
-from esper.env.reward.objective import score
+from esper.env.rent import score
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.training.catalogue import make_controller
 from esper.training.tuning import as_toml, plan_rounds

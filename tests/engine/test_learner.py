@@ -21,7 +21,7 @@ from esper.engine.measure import Evaluation, gather
 from esper.env.situation import Situation, observe
 from esper.growth.blueprints import blueprint_names, fitting
 from esper.lifecycle import Contrast, Rules, Stage
-from small_worlds import BUILT_IN, EAGER, PATIENT, WORLDS, germinate, learner_for, plant, run_epoch, same
+from small_worlds import BUILT_IN, EAGER, PATIENT, WORLDS, end_epoch, germinate, learner_for, plant, run_epoch, same
 
 QUICK = Rules(training_epochs=1, blending_epochs=1, prune_age=1, ramp_out_epochs=1, embargo_epochs=1)
 
@@ -167,7 +167,7 @@ def fingerprint(learner: Learner) -> tuple:
     groups = tuple((g.get("slot"), tuple(id(p) for p in g["params"])) for g in learner.optimizer.optimizer.param_groups)
     lives = tuple((s.life.stage, s.life.alpha, s.life.seed, s.life.retiring, s.life.dwell) for s in learner.model.slots)
     seeds = tuple((k, id(v)) for k, v in learner.model.seeds.items())
-    return groups, lives, seeds, learner.model.seeds_born, learner.model.parameter_count, learner.epoch
+    return groups, lives, seeds, learner.model.lifecycle.born, learner.model.parameter_count, learner.epoch
 
 
 def all_actions(slots: int) -> list[Action]:
@@ -183,7 +183,7 @@ def pretend_epoch(learner: Learner, gradient: float, worth: float) -> None:
     shadows = {s.index: contrast for s in seeded if s.life.stage is Stage.TRAINING}
     contributions = {s.index: contrast for s in seeded if s.life.alpha > 0.0}
     trained = TrainReport(1.0, 1.0, {s.index: gradient for s in seeded}, {})
-    learner.end_epoch(trained, Evaluation(1.0, 50.0, contributions, shadows))
+    end_epoch(learner, trained, Evaluation(1.0, 50.0, contributions, shadows))
 
 
 def after(game: list[tuple[Action, float, float]], budget: int | None, max_seeds: int | None) -> Learner:

@@ -18,10 +18,11 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from esper.actions import Action, Op
 from esper.engine.learner import Learner
+from esper.engine.measure import gather
 from esper.engine.optimizer import GrowingOptimizer
 from esper.lifecycle import Stage
 from esper.tasks.registry import cross_entropy, percent_correct
-from small_worlds import EAGER, OPTIMIZERS, PATIENT, WORLDS, germinate, learner_for, run_epoch, same
+from small_worlds import EAGER, OPTIMIZERS, PATIENT, WORLDS, end_epoch, germinate, learner_for, run_epoch, same
 
 KINDS: dict[str, dict[str, Any]] = {
     "fused": {"fused": True},
@@ -85,7 +86,7 @@ def test_survivors_keep_their_state_through_germinate_prune_and_fossilize(name: 
     learner.begin_epoch()
     trained, measured = learner.train(), learner.evaluate()
     before = state_of(optimizer)
-    learner.end_epoch(trained.read(trained.numbers.tolist()), measured.read(measured.numbers.tolist()))
+    end_epoch(learner, *gather([trained]), *gather([measured]))
     assert learner.model.slots[1].life.stage is Stage.PRUNED
     assert_survivors_keep(optimizer, before, [*host, *first])
     assert not set(optimizer.state) & set(second), "the pruned leave no trace"

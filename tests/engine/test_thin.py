@@ -18,8 +18,7 @@ from esper.engine.half import HalfWeights
 from esper.engine.thin import SmallConv2d, ThinConv2d, quicken
 from esper.growth.attach import attach
 from esper.growth.export import plain_model
-from esper.lifecycle import Contrast
-from small_worlds import EAGER
+from small_worlds import EAGER, advance
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 
@@ -192,10 +191,9 @@ def test_so_has_a_seed_that_grew() -> None:
     growing = attach(picture_host(), ["1"], x, rules=EAGER)
     growing.on_planting = quicken
     growing.germinate(growing.slots[0], "conv", "linear", epoch=0)
-    for epoch in range(4):
-        growing.begin_epoch(epoch)
-        growing.slots[0].life.measure(gradient=1.0, shadow_benefit=Contrast(1.0, 1.0, 0.1), contribution=None)
-        growing.end_epoch(epoch)
+    for _ in range(4):
+        advance(growing.slots[0])
+    growing._follow(growing.slots[0])
     assert growing.joined
     seed = growing.slots[0].seed
     assert seed is not None

@@ -9,14 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
-from esper.actions import WAIT, Action, Effect, Op
+import torch
+
+from esper.actions import BLENDS, WAIT, Action, Effect, Op
 from esper.engine.eager import EpochRecord
 from esper.engine.learner import TrainReport
 from esper.engine.measure import Evaluation
-from esper.env.reward import LossScale, RewardConfig, RewardModel, RewardStep
+from esper.env.growth_env import measured
+from esper.env.reward import TERMS, Reward, RewardConfig
+from esper.env.reward.suspicion import KINDS as KINDS_OF_FINDINGS
 from esper.env.situation import Situation, SlotView
-from esper.lifecycle import Contrast, IllegalTransitionError, Rules, SlotLife, Stage, Transition
+from esper.env.world import World
+from esper.growth.blueprints import SlotShape
+from esper.lifecycle import Contrast, IllegalTransitionError, Rules, Stage
+from esper.slots import SlotLife, Slots
 
 Policy = Callable[[Situation], Action]
 HOST = 1000
@@ -47,8 +55,21 @@ def host_accuracy(epoch: int) -> float:
     return 10.0 + 50.0 * (1.0 - math.exp(-(epoch + 1) / 4.0))
 
 
+class Network:
+    """What `World.begin` asks of a model."""
+
+    budget = max_seeds = None
+
+    def __init__(self, slots: int) -> None:
+        self.host_parameters = HOST
+        self.slots = [SimpleNamespace(shape=SlotShape("conv1d", 8)) for _ in range(slots)]
+
+    def costs(self, slot: object) -> dict[str, int]:
+        return {}
+
+
 @dataclass
-class World:
+class Pretended:
     """One pretended learner."""
 
     slots: int = 2
@@ -60,42 +81,38 @@ class World:
     """What becomes of a measurement before anyone sees it: noise, gaps, NaN."""
 
     def __post_init__(self) -> None:
-        self.lives = [SlotLife(f"stage{i}", self.rules) for i in range(self.slots)]
+        self.lifecycle = Slots([f"stage{i}" for i in range(self.slots)], self.rules)
+        self.world = World.begin([Network(self.slots)], self.lifecycle.columns, [self.horizon])  # type: ignore[list-item]
         self.history: list[EpochRecord] = []
-        self.born = 0
 
     # -- one epoch ------------------------------------------------------------------------------------------------
 
     def step(self, action: Action) -> EpochRecord:
-        epoch = len(self.history)
+        epoch, slots = len(self.history), self.lifecycle
         effect = self._apply(action, epoch)
-        begun = [t for life in self.lives for t in life.begin_epoch(epoch)]
+        begun = slots.begin_epoch(epoch)
         measured = self.spoil(self._measure(epoch))
-        parameters, stages = self._parameters, tuple(life.stage for life in self.lives)
-        alphas = tuple(life.alpha for life in self.lives)
-        ended: list[Transition] = []
-        for index, life in enumerate(self.lives):
-            shadow, contribution = measured.shadow_benefits.get(index), measured.contributions.get(index)
-            life.measure(gradient=1.0, shadow_benefit=shadow, contribution=contribution)
-            ended += life.end_epoch(epoch)
-        transitions = (*effect.transitions, *begun, *ended)
+        parameters, stages, alphas = int(self.world.parameters), tuple(slots.stages), tuple(slots.alphas)
+        slots.measure(dict.fromkeys(range(self.slots), 1.0), measured.shadow_benefits, measured.contributions)
+        transitions = (*effect.transitions, *begun, *slots.end_epoch(epoch))
         trained = TrainReport(measured.loss, 1.0, {}, {})
         record = EpochRecord(epoch, effect, trained, measured, transitions, parameters, stages, alphas)
         self.history.append(record)
+        self.world.record([record])
         return record
 
     def _apply(self, action: Action, epoch: int) -> Effect:
         if action.slot is None:
             return Effect(action, False, "wait")
-        life = self.lives[action.slot]
         try:
             if action.op is Op.GERMINATE:
-                done = [life.germinate(epoch, self.born + 1, str(action.blueprint), str(action.blend), "")]
-                self.born += 1
+                kind, size = list(self.kinds).index(str(action.blueprint)), self.kinds[str(action.blueprint)].parameters
+                blend = BLENDS.index(str(action.blend))
+                done = self.lifecycle.germinate(action.slot, kind, blend, size, epoch=epoch)
             elif action.op is Op.PRUNE:
-                done = life.prune(epoch, "")
+                done = self.lifecycle.prune(action.slot, epoch=epoch)
             else:
-                done = [life.fossilize(epoch, "")]
+                done = self.lifecycle.fossilize(action.slot, epoch=epoch)
         except IllegalTransitionError as error:
             return Effect(action, False, str(error))
         return Effect(action, True, "", tuple(done))
@@ -103,9 +120,11 @@ class World:
     # -- what training is pretended to do ---------------------------------------------------------------------------
 
     def _measure(self, epoch: int) -> Evaluation:
+        alphas, stages = self.lifecycle.alphas, self.lifecycle.stages
         accuracy = self.host(epoch) + sum(self._gain(i) for i in range(self.slots))
-        left_out = {i: self._without(i) for i, life in enumerate(self.lives) if life.alpha > 0.0 and self._unkept(i)}
-        shadows = {i: self._kind(i).gain for i, life in enumerate(self.lives) if life.stage is Stage.TRAINING}
+        acting = [i for i in range(self.slots) if alphas[i] > 0.0 and stages[i] is not Stage.FOSSILIZED]
+        left_out = {i: self._gain(i) + alphas[i] * self._kind(i).dependence for i in acting}
+        shadows = {i: self._kind(i).gain for i in range(self.slots) if stages[i] is Stage.TRAINING}
         return Evaluation(
             as_loss(100.0 - accuracy),
             accuracy,
@@ -114,36 +133,23 @@ class World:
         )
 
     def _kind(self, index: int) -> Kind:
-        return self.kinds[str(self.lives[index].blueprint)]
+        return list(self.kinds.values())[int(self.lifecycle.columns.blueprint[0, index])]
 
     def _gain(self, index: int) -> float:
-        life = self.lives[index]
-        return life.alpha * self._kind(index).gain if life.alpha else 0.0
-
-    def _without(self, index: int) -> float:
-        """What leaving the seed out costs: what it gives, and what the host forgot to do by itself."""
-        return self._gain(index) + self.lives[index].alpha * self._kind(index).dependence
-
-    def _unkept(self, index: int) -> bool:
-        return self.lives[index].stage is not Stage.FOSSILIZED
+        """What leaving the seed out costs besides: what the host forgot to do by itself."""
+        alpha = self.lifecycle.alphas[index]
+        return alpha * self._kind(index).gain if alpha else 0.0
 
     # -- what a policy sees -----------------------------------------------------------------------------------------
 
-    @property
-    def _parameters(self) -> int:
-        return HOST + sum(self._size(life) for life in self.lives)
-
-    def _size(self, life: SlotLife) -> int:
-        planted = life.stage not in (Stage.DORMANT, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
-        return self.kinds[str(life.blueprint)].parameters if planted else 0
-
     def situation(self) -> Situation:
-        views = tuple(self._view(i, life) for i, life in enumerate(self.lives))
-        return Situation(
-            len(self.history), self.horizon, tuple(self.history), self._parameters, HOST, None, None, views
-        )
+        views = tuple(self._view(i, life) for i, life in enumerate(self.lifecycle.lives))
+        parameters = int(self.world.parameters)
+        return Situation(len(self.history), self.horizon, tuple(self.history), parameters, HOST, None, None, views)
 
     def _view(self, index: int, life: SlotLife) -> SlotView:
+        columns, names = self.lifecycle.columns, list(self.kinds)
+        blueprint = int(columns.blueprint[0, index])
         return SlotView(
             index=index,
             path=life.name,
@@ -151,18 +157,18 @@ class World:
             channels=8,
             position=index / max(1, self.slots - 1),
             stage=life.stage,
-            blueprint=life.blueprint,
-            blend=life.blend,
+            blueprint=None if blueprint < 0 else names[blueprint],
+            blend=None,
             alpha=life.alpha,
             age=life.age,
             dwell=life.dwell,
             retiring=life.retiring,
-            seeds_before=sum(t.target is Stage.PRUNED for t in life.history),
-            parameters=self._size(life),
+            seeds_before=int(columns.pruned[0, index]),
+            parameters=int(columns.size[0, index]),
             gradient=life.gradient,
             shadow_benefit=life.shadow_benefit,
             contribution=life.contribution,
-            staleness=life.age - life.measured_age,
+            staleness=life.age - int(columns.measured_age[0, index]),
             costs={name: kind.parameters for name, kind in self.kinds.items()},
             growable=frozenset(self.kinds) if life.stage is Stage.DORMANT else frozenset(),
             prunable=life.prunable,
@@ -180,35 +186,73 @@ def as_loss(points: float) -> float:
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a story: what `RewardModel.step` is told."""
+    """One step of a story: what `Reward.step` reads, and views of before and after."""
 
-    before: Situation
+    start: World
     record: EpochRecord
-    after: Situation
+    end: World
     terminal: bool
+    before: Situation
+    after: Situation
 
 
-def play(policy: Policy, world: World | None = None) -> list[Step]:
-    world = world or World()
+def play(policy: Policy, world: Pretended | None = None) -> list[Step]:
+    world = world or Pretended()
     steps: list[Step] = []
     while len(steps) < world.horizon:
-        before = world.situation()
+        before, start = world.situation(), world.world.snapshot()
         record = world.step(policy(before))
-        steps.append(Step(before, record, world.situation(), terminal=len(steps) + 1 == world.horizon))
+        last = len(steps) + 1 == world.horizon
+        steps.append(Step(start, record, world.world.snapshot(), last, before, world.situation()))
     return steps
 
 
-def rewards(config: RewardConfig, steps: list[Step]) -> list[RewardStep]:
-    model = RewardModel(config)
-    model.reset(HOST, LossScale.for_classes(CLASSES))
-    return [model.step(s.before, s.record, s.after, terminal=s.terminal) for s in steps]
+@dataclass(frozen=True)
+class Paid:
+    """The reward of one step."""
+
+    terms: dict[str, float]
+    events: tuple[tuple[str, int, int], ...]
+    """Kind, slot and seed of each suspicion that begins."""
+    potential: float
+    score: float | None
+    shaping_share: float
+
+    @property
+    def total(self) -> float:
+        return sum(self.terms.values())
+
+
+def pay(model: Reward, step: Step, *, terminal: bool | None = None) -> Paid:
+    end = torch.tensor([step.terminal if terminal is None else terminal])
+    found = model.step(step.start, step.end, measured(step.end, [step.record]), torch.tensor([True]), end)
+    seeds = step.end.slots.seed[0].tolist()
+    events = tuple((KINDS_OF_FINDINGS[kind], slot, seeds[slot]) for slot, kind in found.findings[0].nonzero().tolist())
+    score = float(found.score[0])
+    return Paid(
+        dict(zip(TERMS, found.terms[0].tolist(), strict=True)),
+        events,
+        float(found.potential[0]),
+        None if math.isnan(score) else score,
+        float(found.shaping_share[0]),
+    )
+
+
+def reward_of(config: RewardConfig, step: Step) -> Reward:
+    """For the episode that begins with this step."""
+    return Reward(config, step.start, [CLASSES])
+
+
+def rewards(config: RewardConfig, steps: list[Step]) -> list[Paid]:
+    model = reward_of(config, steps[0])
+    return [pay(model, step) for step in steps]
 
 
 def discounted(values: list[float], gamma: float) -> float:
     return math.fsum(value * gamma**t for t, value in enumerate(values))
 
 
-def episode_return(config: RewardConfig, policy: Policy, world: World | None = None, gamma: float = 1.0) -> float:
+def episode_return(config: RewardConfig, policy: Policy, world: Pretended | None = None, gamma: float = 1.0) -> float:
     return discounted([step.total for step in rewards(config, play(policy, world))], gamma)
 
 

@@ -9,16 +9,14 @@ from random import Random
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from reward_scenarios import CLASSES, HOST, Kind, Policy, Step, World, discounted, plant, play, rewards
+from reward_scenarios import CLASSES, HOST, Kind, Policy, Pretended, Step, discounted, plant, play, rewards
 
 from esper.actions import WAIT, Action, Op
 from esper.engine.measure import Evaluation
-from esper.env.reward import LossScale, RewardConfig
-from esper.env.reward.costs import INDECISION_CAP
-from esper.env.reward.level import Meter
-from esper.env.reward.model import COST_TERMS as COSTS
-from esper.env.reward.model import SHAPING_TERMS
-from esper.env.reward.objective import SCORE_LIMIT, bounded
+from esper.env.reward import RewardConfig
+from esper.env.reward.config import COST_TERMS as COSTS
+from esper.env.reward.config import SHAPING_TERMS, LossScale
+from esper.env.reward.reward import INDECISION_CAP, SCORE_LIMIT
 from esper.env.situation import Situation
 from esper.lifecycle import Contrast, Rules
 
@@ -62,7 +60,7 @@ def spoiler(random: Random, *, noise: float, trouble: float) -> object:
 @st.composite
 def stories(draw: st.DrawFn, trouble: float = 0.15) -> list[Step]:
     random = Random(draw(st.integers(0, 2**32)))
-    world = World(
+    world = Pretended(
         slots=SLOTS,
         kinds=KINDS,
         horizon=draw(st.integers(1, 30)),
@@ -80,14 +78,23 @@ def initial_potential(config: RewardConfig, story: list[Step]) -> float:
     """Φ of the initial situation: the first measurement of a network that is only a host."""
     if config.mode in ("sparse", "minimal"):
         return 0.0
-    level = Meter(config.family, LossScale.for_classes(CLASSES)).level(story[0].record.measured)
-    return bounded(level or 0.0)
+    measured = story[0].record.measured
+    level = measured.accuracy
+    if config.family == "loss":
+        scale = LossScale.for_classes(CLASSES)
+        counted = max(0.0, min(scale.worst, measured.loss))
+        level = math.nan if math.isnan(measured.loss) else 100.0 * (1.0 - counted / scale.baseline)
+    return bounded(level if math.isfinite(level) else 0.0)
+
+
+def bounded(points: float) -> float:
+    return max(-SCORE_LIMIT, min(SCORE_LIMIT, points))
 
 
 @given(stories(), MODES, FAMILIES, GAMMAS)
 def test_terms_sum_to_the_total_and_everything_is_finite(story, mode, family, gamma):
     """Covers: R148."""
-    for step in rewards(RewardConfig(mode=mode, family=family, gamma=gamma), story):
+    for step in rewards(RewardConfig(mode=mode, family=family, discount=gamma), story):
         assert step.total == sum(step.terms.values())
         assert all(math.isfinite(term) for term in step.terms.values())
         assert 0.0 <= step.shaping_share <= 1.0
@@ -96,14 +103,14 @@ def test_terms_sum_to_the_total_and_everything_is_finite(story, mode, family, ga
 @given(stories(), MODES, FAMILIES, GAMMAS)
 def test_shaping_telescopes_exactly(story, mode, family, gamma):
     """Covers: R114, R148. Discounted by its own gamma (1 included), all shaping sums to −Φ of the beginning."""
-    config = RewardConfig(mode=mode, family=family, gamma=gamma)
+    config = RewardConfig(mode=mode, family=family, discount=gamma)
     assert abs(discounted(shaping(rewards(config, story)), gamma) + initial_potential(config, story)) <= EXACT
 
 
 @given(stories(), FAMILIES, GAMMAS)
 def test_every_beginning_of_an_episode_telescopes_too(story, family, gamma):
     """Covers: R114, R148. Cut anywhere, the sum is γᵗΦ(there) − Φ(beginning): nothing else was paid on the way."""
-    config = RewardConfig(family=family, gamma=gamma)
+    config = RewardConfig(family=family, discount=gamma)
     steps = rewards(config, story)
     for length in range(1, len(steps) + 1):
         expected = gamma**length * steps[length - 1].potential - initial_potential(config, story)
@@ -113,10 +120,10 @@ def test_every_beginning_of_an_episode_telescopes_too(story, family, gamma):
 @given(st.integers(), st.integers(), MODES, FAMILIES, GAMMAS)
 def test_the_sum_of_shaping_does_not_depend_on_the_path(first, second, mode, family, gamma):
     """Covers: R114, R148. Two policies in the same world are shaped by the same amount, whatever they did."""
-    config = RewardConfig(mode=mode, family=family, gamma=gamma)
+    config = RewardConfig(mode=mode, family=family, discount=gamma)
     sums = []
     for seed in (first, second):
-        story = play(any_action(Random(seed)), World(slots=SLOTS, kinds=KINDS, rules=Rules(shadow_benefit=-100.0)))
+        story = play(any_action(Random(seed)), Pretended(slots=SLOTS, kinds=KINDS, rules=Rules(shadow_benefit=-100.0)))
         sums.append(discounted(shaping(rewards(config, story)), gamma))
     assert abs(sums[0] - sums[1]) <= EXACT
 
@@ -124,7 +131,7 @@ def test_the_sum_of_shaping_does_not_depend_on_the_path(first, second, mode, fam
 @given(stories(), MODES, FAMILIES)
 def test_the_return_is_the_objective_minus_costs(story, mode, family):
     """Covers: R144, R148. Undiscounted: final score − first level − what was declared; no other income exists."""
-    config = RewardConfig(mode=mode, family=family, gamma=1.0)
+    config = RewardConfig(mode=mode, family=family, discount=1.0)
     steps = rewards(config, story)
     charged = math.fsum(step.terms[name] for step in steps for name in COSTS)
     expected = bounded(steps[-1].score) - initial_potential(config, story) + charged
@@ -150,7 +157,7 @@ def test_costs_never_pay_and_are_bounded_per_seed(story, mode, family):
 @given(stories(), MODES, FAMILIES, GAMMAS)
 def test_rewards_are_bounded(story, mode, family, gamma):
     """Covers: R148."""
-    config = RewardConfig(mode=mode, family=family, gamma=gamma)
+    config = RewardConfig(mode=mode, family=family, discount=gamma)
     most = SCORE_LIMIT + SLOTS * (config.progress_weight + config.claim_limit)
     costs = config.action_cost + 3.0 * config.prune_cost
     costs += SLOTS * (config.indecision_cost + config.ratio_cost + config.claim_limit)
@@ -178,16 +185,16 @@ def test_findings_name_seeds_that_exist(story, family):
         if transition.target.name == "GERMINATED"
     }
     for step in rewards(RewardConfig(family=family), story):
-        assert all((event.seed, event.path) in born for event in step.events)
+        assert all((seed, f"stage{slot}") in born for _, slot, seed in step.events)
 
 
 @given(st.integers(0, 2**32), MODES, FAMILIES)
 def test_a_host_that_never_changes_earns_only_its_costs(seed, mode, family):
     """Covers: R144, R148. Seeds that do nothing, in a host that stands still: acting can only lose."""
     idle = {name: Kind(100, 0.0) for name in KINDS}
-    world = World(slots=SLOTS, kinds=idle, host=lambda epoch: 50.0)
-    waiting = World(slots=SLOTS, kinds=idle, host=lambda epoch: 50.0)
-    config = RewardConfig(mode=mode, family=family, gamma=1.0)
+    world = Pretended(slots=SLOTS, kinds=idle, host=lambda epoch: 50.0)
+    waiting = Pretended(slots=SLOTS, kinds=idle, host=lambda epoch: 50.0)
+    config = RewardConfig(mode=mode, family=family, discount=1.0)
     acted = math.fsum(step.total for step in rewards(config, play(any_action(Random(seed)), world)))
     waited = math.fsum(step.total for step in rewards(config, play(lambda s: WAIT, waiting)))
     assert acted <= waited + EXACT

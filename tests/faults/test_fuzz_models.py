@@ -22,8 +22,9 @@ from esper.growth.attach import attach
 from esper.growth.export import LoadError, load, save
 from esper.growth.folder import sealed
 from esper.growth.model import GrowingModel
-from esper.lifecycle import Contrast, Stage
+from esper.lifecycle import Stage
 from esper.tasks.hosts import Conv1dHost, GPTHost, MLPHost
+from small_worlds import advance
 
 COUNT = int(os.environ.get("ESPER_FUZZ_CASES", "0"))
 BATCH = 100
@@ -49,10 +50,8 @@ def grown(host: nn.Module, example: Tensor, slots: list[str], blueprint: str) ->
     model.germinate(slot, blueprint, "gated", epoch=0)
     for parameter in model.seed_parameters(slot):
         nn.init.normal_(parameter, std=0.3)
-    slot.life.begin_epoch(0)
-    slot.life.measure(gradient=1.0, shadow_benefit=Contrast(1.0, 1.0), contribution=Contrast(1.0, 1.0))
     while slot.life.stage is not Stage.HOLDING:
-        slot.life.end_epoch(0)
+        advance(slot)
     model._follow(slot)
     return model.eval()
 

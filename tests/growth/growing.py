@@ -8,8 +8,9 @@ from torch import nn
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
-from esper.lifecycle import Contrast, Stage
+from esper.lifecycle import Stage
 from esper.tasks.hosts import Conv1dHost, Conv2dHost, GPTHost, MLPHost
+from small_worlds import advance, force
 
 STAGES = ("TRAINING", "BLENDING", "HOLDING", "FOSSILIZED", "retiring")
 Planting = tuple[int, str, str, str]
@@ -45,15 +46,15 @@ def plant(model: GrowingModel, slot: Slot, blueprint: str, blend: str, stage: st
     torch.manual_seed(slot.index)
     for parameter in model.seed_parameters(slot):
         nn.init.normal_(parameter, std=0.3)  # at birth a seed does nothing: a test could not see whether it is there
-    life = slot.life
-    life.begin_epoch(0)
-    life.measure(gradient=1.0, shadow_benefit=Contrast(1.0, 1.0), contribution=Contrast(1.0, 1.0))
     target = Stage["HOLDING" if stage == "retiring" else stage]
-    while life.stage is not target:
-        if life.stage is Stage.HOLDING:
-            life.fossilize(0, "test")
+    while slot.life.stage is not target:
+        if slot.life.stage is Stage.HOLDING:
+            force(slot, stage=Stage.FOSSILIZED)
+        elif target is Stage.TRAINING:
+            force(slot, stage=Stage.TRAINING)
         else:
-            life.end_epoch(0)
+            advance(slot)
     if stage == "retiring":
-        life.prune(0, "test")
+        force(slot, age=100)
+        model.lifecycle.prune(slot.index, epoch=0)
     model._follow(slot)

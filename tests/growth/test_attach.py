@@ -24,7 +24,7 @@ from esper.lifecycle import Stage
 from esper.tasks.data import Split
 from esper.tasks.feed import LoaderFeed, TensorFeed
 from esper.tasks.registry import cross_entropy, percent_correct
-from small_worlds import EAGER, FOREIGN, PATIENT, WORLDS, germinate, plant, run_epoch, same
+from small_worlds import EAGER, FOREIGN, PATIENT, WORLDS, force, germinate, plant, run_epoch, same
 
 # -- three models that this repository does not define ------------------------------------------------------------
 
@@ -413,7 +413,7 @@ def test_slots_around_what_grew_go_by_the_names_they_always_had() -> None:
     host = nn.Sequential(nn.Sequential(nn.Linear(4, 4), nn.ReLU()), nn.Linear(4, 2))
     growing = attach(host, ["0"], torch.randn(2, 4))
     growing.germinate(growing.slots[0], "mlp", "linear", epoch=0)
-    growing.slots[0].life.stage, growing.slots[0].life.alpha = Stage.FOSSILIZED, 1.0
+    force(growing.slots[0], stage=Stage.FOSSILIZED, alpha=1.0)
     again = attach(plain_model(growing), ["0.*"], torch.randn(2, 4))
     assert [slot.path for slot in again.slots] == ["0.0", "0.1"]
     with pytest.raises(AttachError, match="matches no module"):

@@ -24,6 +24,7 @@ from esper.growth.attach import attach
 from esper.growth.plain import plain_model
 from esper.lifecycle import Rules, Stage
 from esper.policy.schedule import FixedSchedule, Planting
+from small_worlds import force
 
 QUICK = Rules(training_epochs=1, blending_epochs=1, prune_age=1, shadow_benefit=-100.0, contribution=-100.0)
 AROUND = {"conv1d": "conv", "conv2d": "depthwise", "sequence": "attention", "dense": "mlp"}
@@ -263,7 +264,7 @@ def _with_attention(model: nn.Module, slots: list[str], example: Any) -> nn.Modu
         with torch.no_grad():
             for parameter in growing.seed_parameters(slot):
                 parameter.normal_(std=0.3)
-        slot.life.stage, slot.life.alpha = Stage.FOSSILIZED, 1.0
+        force(slot, stage=Stage.FOSSILIZED, alpha=1.0)
         slot.set_alpha()
     return plain_model(growing).eval()
 
@@ -318,7 +319,7 @@ def test_seeds_of_single_positions_keep_the_cache() -> None:
     model, prompt = gpt2().eval(), torch.randint(2, SYMBOLS, (2, 5))
     growing = attach(model, ["transformer.h.0"], prompt)
     growing.germinate(growing.slots[0], "mlp", "gated", epoch=0)
-    growing.slots[0].life.stage, growing.slots[0].life.alpha = Stage.FOSSILIZED, 1.0
+    force(growing.slots[0], stage=Stage.FOSSILIZED, alpha=1.0)
     growing.slots[0].set_alpha()
     exported = plain_model(growing).eval()
     settings: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}

@@ -24,7 +24,7 @@ from esper.lifecycle import Rules, Stage
 from esper.tasks import load_task
 from esper.tasks.feed import Batch, TensorFeed
 from esper.tasks.registry import Task, cross_entropy
-from small_worlds import FOREIGN, PATIENT, WORLDS, germinate, learner_for, plant, run_epoch, same, scramble
+from small_worlds import FOREIGN, PATIENT, WORLDS, force, germinate, learner_for, plant, run_epoch, same, scramble
 
 
 def buffers_of(module: nn.Module) -> list[Tensor]:
@@ -261,7 +261,7 @@ def test_a_gradient_reaches_seed_and_host_upstream_once_the_seed_blends() -> Non
         body.forward = lambda h, body=body: body.body(h)  # type: ignore[attr-defined, method-assign]
         with torch.no_grad():
             slot.alpha.fill_(1.0)
-        slot.life.alpha = 1.0
+        force(slot, alpha=1.0)
         cross_entropy(model(x), y).backward()
         assert all(p.grad is not None and p.grad.abs().sum() > 0 for p in model.host.stages[0].parameters())  # type: ignore[index, union-attr]
         assert all(p.grad is not None for p in seed.parameters())

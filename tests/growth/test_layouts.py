@@ -17,6 +17,7 @@ from esper.growth.export import load, save
 from esper.growth.inspection import inspect
 from esper.growth.plain import plain_model
 from esper.lifecycle import Stage
+from small_worlds import force
 
 
 class LastMap(nn.Module):
@@ -166,7 +167,7 @@ def test_a_channels_last_seed_acts_exports_and_loads(blend: str, tmp_path) -> No
     slot = model.slots[0]
     assert {b.name for b in model.candidates(slot)} >= {"conv", "depthwise", "attention"}
     model.germinate(slot, "conv", blend, epoch=0)
-    slot.life.stage, slot.life.alpha = Stage.FOSSILIZED, 1.0
+    force(slot, stage=Stage.FOSSILIZED, alpha=1.0)
     slot.set_alpha()
     model.eval()
     torch.testing.assert_close(model(x), before)  # nothing at birth

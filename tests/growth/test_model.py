@@ -14,7 +14,7 @@ from esper.growth.blueprints import blueprint, fitting, registry
 from esper.growth.model import GrowingModel
 from esper.growth.seed import parameter_count
 from esper.lifecycle import IllegalTransitionError, Stage
-from small_worlds import BUILT_IN, WORLDS, plant, same
+from small_worlds import BUILT_IN, WORLDS, force, plant, same
 
 MLP = BUILT_IN["mlp"]
 
@@ -41,7 +41,7 @@ def test_insertion_never_moves_the_output_whatever_the_stage(name: str) -> None:
             model.germinate(slot, candidate.name, blend, epoch=0)
             assert torch.equal(model(x), expected)
             for stage, alpha in ((Stage.BLENDING, 0.4), (Stage.HOLDING, 1.0)):
-                slot.life.stage, slot.life.alpha = stage, alpha
+                force(slot, stage=stage, alpha=alpha)
                 slot.set_alpha()
                 torch.testing.assert_close(model(x), expected, atol=1e-6, rtol=1e-5)
 
@@ -52,7 +52,7 @@ def test_a_blending_seed_is_mixed_in_by_alpha(alpha: float, index: int) -> None:
     model = MLP.grown()
     slot = model.slots[index]
     plant(model, slot, "mlp", Stage.BLENDING)
-    slot.life.alpha = alpha
+    force(slot, alpha=alpha)
     slot.set_alpha()
     h = MLP.examples(4).x
     host = model.host
@@ -145,7 +145,7 @@ def test_the_budget_is_met_exactly_and_not_passed() -> None:
     tight = MLP.grown(budget=model.host_parameters + cost - 1)
     with pytest.raises(IllegalTransitionError, match="the budget is"):
         tight.germinate(tight.slots[0], "mlp", "gated", epoch=0)
-    assert (len(tight.seeds), tight.seeds_born) == (0, 0)
+    assert (len(tight.seeds), tight.lifecycle.born) == (0, 0)
 
 
 @pytest.mark.parametrize(

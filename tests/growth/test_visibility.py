@@ -22,6 +22,7 @@ from esper.growth.plain import plain_model
 from esper.growth.seed import Seed
 from esper.lifecycle import Stage
 from esper.tasks.family import family_of
+from small_worlds import force
 
 TIME, SYMBOLS = 12, 7
 
@@ -388,7 +389,7 @@ def _plant(model: GrowingModel, slot: int, blueprint: str, blend: str = "gated")
     with torch.no_grad():
         for parameter in model.seed_parameters(place):
             parameter.normal_(std=0.3)
-    place.life.stage, place.life.alpha = Stage.FOSSILIZED, 1.0
+    force(place, stage=Stage.FOSSILIZED, alpha=1.0)
     place.set_alpha()
 
 

@@ -26,7 +26,7 @@ from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.policy.schedule import ScheduleError, parse_schedule
 from esper.tasks import load_task
 from esper.tasks.feed import TensorFeed
-from small_worlds import BUILT_IN, EAGER, learner_for
+from small_worlds import BUILT_IN, EAGER, end_epoch, learner_for
 
 HORIZON = 30
 
@@ -46,7 +46,7 @@ def pretend(learner: Learner, action: Action, accuracy: float, worth: float, pro
     )
     stages, alphas = tuple(life.stage for life in lives), tuple(life.alpha for life in lives)
     epoch = learner.epoch
-    transitions += tuple(learner.end_epoch(trained, measured))
+    transitions += tuple(end_epoch(learner, trained, measured))
     return EpochRecord(epoch, effect, trained, measured, transitions, learner.model.parameter_count, stages, alphas)
 
 

@@ -146,7 +146,8 @@ def test_every_sort_builds_a_host_that_trains_and_grows_a_seed(sort, held_out, d
     (planted,) = engine.step([Action(Op.GERMINATE, slot.index, blueprint, "linear")])
     (trained,) = engine.step([WAIT])
     assert planted.effect.changed
-    assert slot.life.blueprint == blueprint
+    assert slot.seed is not None
+    assert slot.seed.blueprint == blueprint
     assert slot.life.stage in (Stage.TRAINING, Stage.BLENDING)
     for record in (planted, trained):
         assert record.verdict is None

@@ -14,9 +14,10 @@ from tiny_family import TinyFamily, fail
 from esper.actions import WAIT
 from esper.engine.eager import EagerEngine
 from esper.engine.prepare import task_learner
-from esper.env.reward.objective import score
+from esper.env.rent import score
 from esper.growth.blueprints import SlotShape
 from esper.growth.export import flops_per_example, plain_model
+from esper.lifecycle import Stage
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.policy.schedule import FixedSchedule, Planting
 from esper.tasks.hosts import Conv1dHost, MLPHost
@@ -42,6 +43,7 @@ from esper.training.evaluation import (
     seed_flops,
 )
 from esper.training.workers import WorkerError, _serve, in_processes
+from small_worlds import force
 
 FAMILY = TinyFamily()
 PLAN = FixedSchedule("plan", [Planting(0, "*", {"conv1d": "conv"})])
@@ -119,8 +121,7 @@ def test_flops_are_those_of_the_plain_model() -> None:
     learner = task_learner(draw.task, draw.seed, draw.horizon)
     for slot in learner.model.slots:
         learner.model.germinate(slot, "attention", "gated", epoch=0)
-        slot.life.stage = slot.life.stage.FOSSILIZED
-        slot.life.alpha = 1.0
+        force(slot, stage=Stage.FOSSILIZED, alpha=1.0)
     shapes = [slot.shape for slot in learner.model.slots]
     whole = flops_per_example(plain_model(learner.model), draw.task.splits.train.x[:2])
     assert whole == HOST_FLOPS + sum(seed_flops("attention", shape, "gated") for shape in shapes)

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 import esper
 from esper.actions import Action, Op
 from esper.engine.learner import Learner
-from esper.env.rent import RENT_RATE
-from esper.env.reward.objective import score
+from esper.env.rent import RENT_RATE, score
 from esper.env.situation import Situation, observe
 from esper.lifecycle import Contrast, Rules, Stage
 from esper.policy.heuristic import Heuristic, HeuristicSettings
@@ -26,7 +25,7 @@ from esper.policy.schedule import FixedSchedule, Planting
 from esper.tasks import load_task
 from esper.training.growing import grow_task
 from esper.training.growth_run import settle
-from small_worlds import BUILT_IN, EAGER, learner_for, run_epoch
+from small_worlds import BUILT_IN, EAGER, force, learner_for, run_epoch
 
 QUICK = Rules(training_epochs=1, blending_epochs=1, prune_age=1, shadow_benefit=-100.0, contribution=-100.0)
 
@@ -105,13 +104,13 @@ def test_controllers_see_the_rent() -> None:
     assert observe(learner_for(BUILT_IN["mlp"]), 3, []).rent == RENT_RATE
 
 
-def held(contribution: float) -> Learner:
+def held(contribution: float, least: float = 0.0) -> Learner:
     """A host with an mlp that works at full strength and was measured to give so many points."""
-    learner = learner_for(BUILT_IN["mlp"], rules=replace(EAGER, contribution=0.0))
+    learner = learner_for(BUILT_IN["mlp"], rules=replace(EAGER, contribution=least))
     run_epoch(learner, Action(Op.GERMINATE, 0, "mlp", "linear", "test"))
     while learner.model.slots[0].life.stage is not Stage.HOLDING:
         run_epoch(learner)
-    learner.model.slots[0].life.contribution = Contrast(contribution, 0.0, 0.1)
+    force(learner.model.slots[0], contribution=Contrast(contribution, 0.0, 0.1))
     return learner
 
 
@@ -129,7 +128,7 @@ def test_the_heuristic_asks_for_the_extra_rent_only() -> None:
     heuristic.reset([0])
 
     def keeps(points: float, rent: float) -> bool:
-        learner.model.slots[0].life.contribution = Contrast(points, 0.0, 0.1)
+        force(learner.model.slots[0], contribution=Contrast(points, 0.0, 0.1))
         (action,) = heuristic.decide([observe(learner, 30, [], rent=rent)])
         return action.op is Op.FOSSILIZE
 
@@ -142,9 +141,8 @@ def test_the_heuristic_asks_for_the_extra_rent_only() -> None:
 
 
 def test_at_the_default_rent_a_negative_threshold_stays_what_it_is() -> None:
-    learner = held(0.0)
-    learner.model.slots[0].life.rules = EAGER
-    learner.model.slots[0].life.contribution = Contrast(-0.2, 0.0, 0.1)
+    learner = held(0.0, least=EAGER.contribution)
+    force(learner.model.slots[0], contribution=Contrast(-0.2, 0.0, 0.1))
     heuristic = Heuristic(HeuristicSettings(keep_above=-0.5))
     heuristic.reset([0])
     assert heuristic.decide([observe(learner, 30, [])])[0].op is Op.FOSSILIZE

@@ -11,8 +11,8 @@ from esper.agent.checkpoints import CheckpointError, config_data, inspect_checkp
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.agent.ppo import load_policy, load_value_units
 from esper.agent.reasons import with_reasons
-from esper.env.observation import OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS, encode
-from esper.env.situation import Situation
+from esper.env.observation import OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS
+from esper.env.situation import Situation, as_tensors
 from esper.growth.blueprints import blueprint_names
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 
@@ -96,7 +96,7 @@ class LearnedController:
     def decide(self, situations: Sequence[Situation]) -> list[Action]:
         if self._actor is None:
             raise RuntimeError("reset the controller before it decides")
-        observation, masks = encode(situations, finished=[s.remaining <= 0 for s in situations])
+        observation, masks = as_tensors(situations)
         actions, out = self._actor.act_with_output(observation, masks)
         returns = None if self.value_units is None else self.value_units.to_returns(out.value)
         return with_reasons(actions, out.policy, returns, situations)

@@ -193,7 +193,7 @@ class Train:
             if self.init is None:
                 raise ValueError("--teacher-kl needs a teacher: name its checkpoint with --init")
             ppo = replace(ppo, teacher_kl=self.teacher_kl)
-        reward = replace(preset.reward, gamma=ppo.discount)  # shaping is neutral for the agent's own discount only
+        reward = replace(preset.reward, discount=ppo.discount)  # shaping is neutral for the agent's own discount only
         if self.reward is not None:
             reward = replace(reward, mode=self.reward)
         return replace(preset, reward=reward, ppo=ppo, **self._changes())

@@ -26,7 +26,7 @@ from esper.engine.quiet import collect_garbage
 from esper.env.observation import decode
 from esper.env.reward.config import TERMS, RewardConfig
 from esper.env.reward.reward import Measured, Reward, RewardColumns
-from esper.env.reward.suspicion import KINDS, Finding
+from esper.env.reward.suspicion import Finding, findings
 from esper.env.situation import Situations
 from esper.env.spaces import ActionMasks, Observation
 from esper.env.world import World
@@ -122,6 +122,7 @@ class GrowthEnv:
         self.draws: list[Draw] = []
         self.learners: list[Learner] = []
         self._histories: list[list[EpochRecord]] = []
+        self._engine: EagerEngine | None = None
 
     # -- the process ---------------------------------------------------------------------------------------------------
 
@@ -247,27 +248,12 @@ class GrowthEnv:
                 infos.append(None)
                 continue
             model = self.learners[row].model
-            events = self._findings(row, record.epoch, rewards) if suspected[row] else ()
+            begun = (rewards.findings[row], rewards.contribution[row], rewards.improvement[row])
+            events = findings(*begun, record.epoch, model.lifecycle, blueprint_names()) if suspected[row] else ()
             score = None if math.isnan(scores[row]) else scores[row]
             reward = RewardStep(dict(zip(TERMS, terms[row], strict=True)), events, score)
             infos.append(StepInfo(record, reward, model.lifecycle.names, int(sizes[row]), model.host_parameters))
         return tuple(infos)
-
-    def _findings(self, row: int, epoch: int, rewards: RewardColumns) -> tuple[Finding, ...]:
-        columns, model = self.world.slots, self.learners[row].model
-        return tuple(
-            Finding(
-                KINDS[kind],
-                epoch,
-                slot,
-                model.slots[slot].path,
-                int(columns.seed[row, slot]),
-                blueprint_names()[int(columns.blueprint[row, slot])],
-                float(rewards.contribution[row, slot]),
-                float(rewards.improvement[row, slot]),
-            )
-            for slot, kind in rewards.findings[row].nonzero().tolist()
-        )
 
     def _shown(self) -> tuple[Observation, ActionMasks]:
         with self._phase("observe"):

@@ -38,7 +38,7 @@ try:
 except ImportError as error:
     raise ImportError("esper.env.gym needs gymnasium: pip install 'esper[gym]'") from error
 
-DISCOUNT = RewardConfig().gamma
+DISCOUNT = RewardConfig().discount
 """γ of the shaping, unless another is given."""
 Vector = NDArray[np.float32]
 Mask = NDArray[np.bool_]
@@ -113,7 +113,7 @@ class GrowthGymEnv(gymnasium.Env[Vector, np.int64]):
             raise ValueError(
                 f"networks of {task!r} have up to {family.slots} slots: slots={slots} is too few; leave it out"
             )
-        config = RewardConfig(mode=reward, gamma=discount)
+        config = RewardConfig(mode=reward, discount=discount)
         self._env = GrowthEnv(family, 1, reward=config, held_out=held_out, slots=slots)
         self._actions = FlatActions(slots)
         width = len(OVERALL_FIELDS) + slots * (len(SLOT_FIELDS) + 2 * len(blueprint_names()))

@@ -4,17 +4,23 @@ from __future__ import annotations
 
 import math
 from numbers import Real
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+_Number = TypeVar("_Number", float, "Tensor")
 
 RENT_RATE = 5.0
 """Points that one more host-size of parameters must earn. Learned policies and the rules' settings are for this one."""
 
 
-def rent(parameters: float, host_parameters: float, rate: float = RENT_RATE) -> float:
+def rent(parameters: _Number, host_parameters: _Number, rate: float = RENT_RATE) -> _Number:
     """Points that the parameters beyond the host's must earn; numbers or columns."""
     return rate * (parameters / host_parameters - 1.0)
 
 
-def score(accuracy: float, parameters: float, host_parameters: float, rate: float = RENT_RATE) -> float:
+def score(accuracy: _Number, parameters: _Number, host_parameters: _Number, rate: float = RENT_RATE) -> _Number:
     """Accuracy minus rent, in percentage points: what every controller is judged by; numbers or columns."""
     return accuracy - rent(parameters, host_parameters, rate)
 

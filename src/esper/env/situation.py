@@ -159,8 +159,10 @@ class Situations(Sequence[Situation]):
         )
 
 
-_OF_SLOTS = ("stage", "blueprint", "blend", "alpha", "age", "dwell", "retiring", "pruned", "size", "gradient", "shadow")
-_OF_SLOTS += ("contribution", "measured_age", "prunable", "fossilizable")
+_OF_SLOTS = (
+    *("stage", "blueprint", "blend", "size", "alpha", "age", "dwell", "retiring", "pruned", "gradient", "shadow"),
+    *("contribution", "measured_age", "prunable", "fossilizable"),
+)
 _OF_WORLD = ("position", "parameters", "seeds_left", "horizon", "growable")
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -99,8 +99,8 @@ class World:
         return world
 
     def snapshot(self) -> World:
-        """As it is now: the slots go on to change in the original only."""
-        return replace(self, slots=self.slots.clone())
+        """As it is now: only the original goes on to change."""
+        return World(**{field.name: getattr(self, field.name).clone() for field in fields(self)})
 
     # -- what follows from the columns --------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.env.reward.objective import score
+from esper.env.rent import score
 from esper.growth.graft import graft
 from esper.growth.seed import Seed
 from esper.tasks.family import Draw, Family, get_family

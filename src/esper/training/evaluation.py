@@ -20,7 +20,7 @@ from esper.engine.eager import EpochRecord
 from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, gather
 from esper.env.growth_env import GrowthEnv
-from esper.env.reward.objective import score
+from esper.env.rent import score
 from esper.growth.blueprints import SlotShape
 from esper.growth.export import flops_per_example
 from esper.growth.seed import Seed

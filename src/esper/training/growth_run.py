@@ -17,8 +17,7 @@ from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.governor import Governor
 from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, evaluate, gather
-from esper.env.rent import RENT_RATE, extra_rent
-from esper.env.reward.objective import score
+from esper.env.rent import RENT_RATE, extra_rent, score
 from esper.env.situation import observe
 from esper.growth.export import Saved, save
 from esper.growth.model import GrowingModel, Survey

@@ -113,7 +113,7 @@ def _why_nothing_can_grow(model: GrowingModel, epochs: int) -> str:
             f"Nothing can grow: the budget leaves room for {_counted(room, 'parameter')}, and the smallest seed, "
             f"{name} at {path}, needs {least:,}."
         )
-    rules = model.slots[0].life.rules
+    rules = model.lifecycle.rules
     life = rules.training_epochs + rules.blending_epochs
     if epochs < life:
         return (

@@ -11,7 +11,7 @@ from typing import Any
 from esper.agent.config import PPOConfig
 from esper.config import COUNTS, SHARE, check_count, check_number, checked, read_small
 from esper.engine.precision import Precision
-from esper.env.reward import RewardConfig, check_gamma
+from esper.env.reward import RewardConfig, check_discount
 from esper.tasks.family import BoundedFamily, family_of
 
 
@@ -66,7 +66,7 @@ class TrainConfig:
             raise ValueError(f"a rollout needs at least as many problems as it plays ({needed}); draws is {self.draws}")
         if self.envs % self.ppo.siblings:
             raise ValueError(f"{self.envs} networks cannot be grouped into siblings of {self.ppo.siblings}")
-        check_gamma(self.reward, self.ppo.discount)
+        check_discount(self.reward, self.ppo.discount)
 
     def numbers(self, update: int) -> list[int]:
         """The draws of a rollout, by number, each as often as it has siblings; `update` counts from 1."""

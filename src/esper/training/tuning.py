@@ -14,7 +14,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
-from esper.env.reward.objective import score
+from esper.env.rent import score
 from esper.policy.controller import Controller
 from esper.policy.heuristic import ROTATION, Heuristic, HeuristicSettings
 from esper.tasks.family import Family, get_family

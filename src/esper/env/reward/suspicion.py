@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
 import torch
 from torch import Tensor
+
+from esper.slots import Slots
 
 Kind = Literal["ransomware", "reward_hacking"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
@@ -46,6 +49,19 @@ class Finding:
             f"{self.kind} at {self.path}: without seed {self.seed} ({self.blueprint}) the network loses "
             f"{self.contribution:.1f} points, but it changed by {self.improvement:+.1f} since that was planted: {what}"
         )
+
+
+def findings(
+    begun: Tensor, contribution: Tensor, improvement: Tensor, epoch: int, slots: Slots, names: Sequence[str]
+) -> tuple[Finding, ...]:
+    """The suspicions about one network that begin, for people: `begun` [S, kinds], the others [S]."""
+    found = []
+    for slot, kind in begun.nonzero().tolist():
+        blueprint = int(slots.columns.blueprint[0, slot])
+        seed = slots.lives[slot].seed
+        points = float(contribution[slot]), float(improvement[slot])
+        found.append(Finding(KINDS[kind], epoch, slot, slots.names[slot], seed, names[blueprint], *points))
+    return tuple(found)
 
 
 def suspicious(contribution: Tensor, improvement: Tensor, ratio: Tensor, accuracy: Tensor, error: Tensor) -> Tensor:
