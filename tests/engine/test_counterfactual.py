@@ -15,7 +15,7 @@ from esper.engine.counterfactual import all_off, interaction, shapley, shapley_w
 from esper.engine.measure import Pending, evaluate, gather
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
-from esper.growth.slot import Mode, Slot
+from esper.growth.slot import Slot, SlotMode
 from esper.lifecycle import Stage
 from esper.tasks.registry import cross_entropy, percent_correct
 from small_worlds import EAGER, PATIENT, WORLDS, plant
@@ -145,11 +145,11 @@ def brute_force(model: GrowingModel, x: Tensor, y: Tensor, off: frozenset[Slot])
     """Accuracy and loss of the whole host, from the input on, with some seeds left out."""
     model.eval()
     for slot in off:
-        slot.mode = Mode.OFF
+        slot.mode = SlotMode.OFF
     with torch.no_grad():
         outputs = model.host(x)
     for slot in off:
-        slot.mode = Mode.LIVE
+        slot.mode = SlotMode.LIVE
     return percent_correct(outputs, y).double().mean().item(), cross_entropy(outputs, y).item()
 
 

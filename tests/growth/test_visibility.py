@@ -603,4 +603,4 @@ def test_a_seed_is_not_counted_as_a_mask_reader_where_it_reads_none() -> None:
 
 def test_a_survey_says_what_each_slot_sees() -> None:
     make, example, expected = HOSTS["translator"]
-    assert {path: shape.visibility for path, shape in survey(make(), list(expected), example()).places} == expected
+    assert {path: shape.visibility for path, shape in survey(make(), list(expected), example()).slots} == expected

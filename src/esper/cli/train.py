@@ -90,7 +90,7 @@ class Train:
     def run(self) -> int:
         import torch
 
-        from esper.engine.quiet import quiet_collector
+        from esper.engine.gc_control import deferred_gc
         from esper.training.growing import pick_device
         from esper.training.loop import Trainer
 
@@ -99,7 +99,7 @@ class Train:
         device = pick_device(self.device)
         workers = pick_workers(self.workers, device.type)
         started = time.perf_counter()
-        with self._begin(device) as (folder, config, run), quiet_collector(device):
+        with self._begin(device) as (folder, config, run), deferred_gc(device):
             recorder = self._recorder(folder, config)
             trainer = Trainer(config, folder, recorder, workers=min(workers, config.envs), device=str(device))
             try:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from esper.engine.measure import Loss, Pending, Score, Variant, standard_error, summed
 from esper.growth.model import GrowingModel
-from esper.growth.slot import Mode, Slot, preserved_rng
+from esper.growth.slot import Slot, SlotMode, preserved_rng
 from esper.lifecycle import Contrast
 from esper.tasks.feed import Batch
 
@@ -106,7 +106,7 @@ def _ask(
 ) -> Pending[list[Contrast]]:
     """Measure every network that the questions name, once, and answer each question."""
     networks = list(dict.fromkeys([Off(), *(off for question in questions for off in question)]))
-    variants: list[Variant] = [dict.fromkeys(off, Mode.OFF) for off in networks[1:]]
+    variants: list[Variant] = [dict.fromkeys(off, SlotMode.OFF) for off in networks[1:]]
     weights = torch.tensor(
         [[question.get(off, 0.0) for off in networks] for question in questions],
         dtype=torch.float64,

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from esper.growth.model import GrowingModel
 from esper.growth.probe import arguments
-from esper.growth.slot import Mode, Slot
+from esper.growth.slot import Slot, SlotMode
 from esper.lifecycle import Contrast
 from esper.tasks.feed import Batch
 
@@ -32,7 +32,7 @@ Score = Callable[..., Tensor]
 BLOCKS = 10
 """Parts of a set that are left out in turn to estimate the standard error of a score of the whole set."""
 
-Variant = dict[Slot, Mode]
+Variant = dict[Slot, SlotMode]
 """The network with some slots in another mode."""
 
 _Report = TypeVar("_Report")
@@ -108,7 +108,7 @@ class Contrasts:
     """The network against the network with one slot changed, for each of some slots."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
-        self._changes = {slot: Mode.SHADOW if slot.life.alpha == 0.0 else Mode.OFF for slot in slots}
+        self._changes = {slot: SlotMode.SHADOW if slot.life.alpha == 0.0 else SlotMode.OFF for slot in slots}
         self.variants: list[Variant] = [{slot: mode} for slot, mode in self._changes.items()]
         self.size = 2 + 3 * len(slots)
         """How many numbers an evaluation is made of."""
@@ -128,11 +128,11 @@ class Contrasts:
         self, losses: Sequence[float], accuracy: float, differences: Sequence[float], errors: Sequence[float]
     ) -> Evaluation:
         """From the losses of the network and its variants, and how much each variant scores above the network."""
-        found: dict[Mode, dict[int, Contrast]] = {Mode.OFF: {}, Mode.SHADOW: {}}
+        found: dict[SlotMode, dict[int, Contrast]] = {SlotMode.OFF: {}, SlotMode.SHADOW: {}}
         for i, (slot, mode) in enumerate(self._changes.items()):
-            sign = 1.0 if mode is Mode.SHADOW else -1.0  # a contrast is always "with the seed minus without"
+            sign = 1.0 if mode is SlotMode.SHADOW else -1.0  # a contrast is always "with the seed minus without"
             found[mode][slot.index] = Contrast(sign * differences[i], sign * (losses[0] - losses[1 + i]), errors[i])
-        return Evaluation(losses[0], accuracy, found[Mode.OFF], found[Mode.SHADOW])
+        return Evaluation(losses[0], accuracy, found[SlotMode.OFF], found[SlotMode.SHADOW])
 
 
 def summed(

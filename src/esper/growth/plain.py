@@ -16,9 +16,9 @@ from esper.growth.blueprints import get_blueprint
 from esper.growth.graft import Grafted, graft
 from esper.growth.model import GrowingModel
 from esper.growth.probe import AttachError, arguments, untouched
-from esper.growth.replay import Recorder
+from esper.growth.replay import PassRecorder
 from esper.growth.seed import Seed
-from esper.growth.slot import Mode, Slot, preserved_rng
+from esper.growth.slot import Slot, SlotMode, preserved_rng
 from esper.growth.standalone import Graft
 from esper.lifecycle import IN_FORWARD, Stage
 
@@ -79,7 +79,7 @@ def _copy_host(growing: GrowingModel, *, share: bool) -> nn.Module:
     host = _plain(copied(growing.host, kept))
     for module in host.modules():
         for key, hook in list(module._forward_hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), Slot | Recorder):
+            if isinstance(getattr(hook, "__self__", None), Slot | PassRecorder):
                 del module._forward_hooks[key]
                 module._forward_hooks_with_kwargs.pop(key, None)
                 module._forward_hooks_always_called.pop(key, None)
@@ -136,7 +136,7 @@ def check_exportable(growing: GrowingModel, example: Any) -> None:
             try:
                 exported = _copy_host(growing, share=True)
                 graft(exported, [(slot.path, copy.deepcopy(seed.body), 1.0, {})])
-                slot.mode = Mode.SHADOW
+                slot.mode = SlotMode.SHADOW
                 with preserved_rng(growing.device):
                     expected = growing.host(*args, **kwargs)
                 try:
@@ -144,7 +144,7 @@ def check_exportable(growing: GrowingModel, example: Any) -> None:
                 except Exception:  # a parent that indexes its slot, or asks for its type
                     gap = math.inf
             finally:
-                slot.mode = Mode.LIVE
+                slot.mode = SlotMode.LIVE
                 slot.uproot()
             if gap > allowed_gap(growing):
                 raise AttachError(

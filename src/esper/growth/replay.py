@@ -1,9 +1,9 @@
 """Run a host again from one of its slots on, re-using what came before.
 
 Leave-one-out measurements and shadow passes change one slot; everything that finished before that slot has the same
-value as in the pass just made. A `Recorder` notes what each part of the host returned ("taps": the largest submodules
-that contain no slot, and the slots' own modules), and a replay lets those parts answer from memory. It works for any
-module, without asking the host to be cut into segments; code between the taps simply runs again.
+value as in the pass just made. A `PassRecorder` keeps what each part of the host returned ("taps": the largest
+submodules that contain no slot, and the slots' own modules), and in a replay those parts return it again. This works
+for any module, and the host need not be cut into segments; code between the taps runs again.
 
 A value that the host changed in place after it was recorded is noticed by its version counter and computed afresh.
 """
@@ -44,7 +44,7 @@ class Recorded:
         return _detach(self.output)
 
 
-class Recorder:
+class PassRecorder:
     """Notes the outputs of a host's taps, in the order in which they finish."""
 
     def __init__(self, taps: Sequence[nn.Module]) -> None:

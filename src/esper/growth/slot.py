@@ -23,7 +23,7 @@ from esper.growth.tensors import own_tensors
 from esper.lifecycle import IN_FORWARD, Rules, SlotLife
 
 
-class Mode(Enum):
+class SlotMode(Enum):
     """What a slot's hook does in a forward pass."""
 
     LIVE = auto()
@@ -52,7 +52,7 @@ class Slot:
         """How many numbers that is."""
         self.alpha = torch.zeros(())  # a tensor, so that neither a CUDA graph nor a compiled region bakes it in
         self._alpha_set = 0.0
-        self.mode = Mode.LIVE
+        self.mode = SlotMode.LIVE
         self.keep_output = False
         self._repeat: Recorded | None = None
         self._handle: RemovableHandle | None = None
@@ -101,14 +101,14 @@ class Slot:
     def _hook(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         seed, mode = self.seed, self.mode
         assert seed is not None
-        if mode is Mode.REPEAT:
+        if mode is SlotMode.REPEAT:
             if self._repeat is not None and self._repeat.intact:
                 return _with_first(output, self._repeat.detached())
-            mode = Mode.LIVE
+            mode = SlotMode.LIVE
         h = _first(output)
-        if mode is Mode.SHADOW:
+        if mode is SlotMode.SHADOW:
             return _with_first(output, self._grown(seed, h.detach(), args, kwargs))
-        if mode is Mode.LIVE and self.life.stage in IN_FORWARD:
+        if mode is SlotMode.LIVE and self.life.stage in IN_FORWARD:
             grown = self._grown(seed, h, args, kwargs)
             mixed = grown if self.life.alpha == 1.0 else h + self.alpha * (grown - h)
         else:
