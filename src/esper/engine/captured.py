@@ -83,7 +83,7 @@ class CapturedEpoch:
 
     def _parts(self) -> list[int]:
         model = self.learner.model
-        return [1 + len(self._incubating), 1 + len(model.seeds), 1, self._asked.size]
+        return [1 + len(self._incubating), 1 + len(model.seeds), 1, self._contrasts.size]
 
     # -- whose epoch it is ----------------------------------------------------------------------------------------
 
@@ -122,7 +122,7 @@ class CapturedEpoch:
         """Note whose epoch it is, and what follows from its topology: both stay until the next call."""
         self._learner = learner
         self._incubating = [] if learner is None else learner.model.incubating
-        self._asked = Contrasts([] if learner is None else learner.measured_slots)
+        self._contrasts = Contrasts([] if learner is None else learner.measured_slots)
 
     # -- an epoch -------------------------------------------------------------------------------------------------
 
@@ -141,7 +141,7 @@ class CapturedEpoch:
         return report, self.read_evaluation(numbers)
 
     def read_evaluation(self, numbers: list[float]) -> Evaluation:
-        return self._asked.read(numbers[self._trained :], self._examples)
+        return self._contrasts.read(numbers[self._trained :], self._examples)
 
     # -- what is captured -----------------------------------------------------------------------------------------
 
@@ -172,10 +172,10 @@ class CapturedEpoch:
 
     def _make_measurement(self) -> None:
         """What the epoch has shown; and all is ready for the next one."""
-        learner, asked = self.learner, self._asked
+        learner, contrasts = self.learner, self._contrasts
         with preserved_rng(learner.model.device), learner.arithmetic(), measuring(learner.model):
             found = [
-                asked.numbers(*measure_batch(learner.model, batch, learner.loss, learner.score, asked.variants))
+                contrasts.numbers(*measure_batch(learner.model, batch, learner.loss, learner.score, contrasts.variants))
                 for batch in chunks(self._val)
             ]
         self._numbers.copy_(found[0] if len(found) == 1 else torch.stack(found).sum(0))

@@ -97,11 +97,11 @@ def evaluate(
     model: GrowingModel, batches: Iterable[Batch], loss: Loss, score: Score, *, contrasts: Sequence[Slot] = ()
 ) -> Pending[Evaluation]:
     """Measure the network, and the slots in `contrasts`: incubating ones by shadow, others by leaving them out."""
-    asked = Contrasts(contrasts)
+    pairs = Contrasts(contrasts)
     if isinstance(score, SetScore):
-        return _evaluate_set(model, batches, loss, score, asked)
-    total, count = summed(model, batches, loss, score, asked.variants, asked.numbers)
-    return Pending(total, partial(asked.read, count=count))
+        return _evaluate_set(model, batches, loss, score, pairs)
+    total, count = summed(model, batches, loss, score, pairs.variants, pairs.numbers)
+    return Pending(total, partial(pairs.read, count=count))
 
 
 class Contrasts:
@@ -193,11 +193,28 @@ def _outputs(model: GrowingModel, batch: Batch, variants: Sequence[Variant]) -> 
 
 
 def _evaluate_set(
-    model: GrowingModel, batches: Iterable[Batch], loss: Loss, score: SetScore, asked: Contrasts
+    model: GrowingModel, batches: Iterable[Batch], loss: Loss, score: SetScore, contrasts: Contrasts
 ) -> Pending[Evaluation]:
-    """The same for a score of the whole set: one tally per network."""
-    blocks = BLOCKS if asked.variants else 0
-    tallies = [score.start(blocks) for _ in range(1 + len(asked.variants))]
+    blocks = BLOCKS if contrasts.variants else 0
+    losses, scores = scores_of_set(model, batches, loss, score, contrasts.variants, blocks)
+    gains = [[a - b for a, b in zip(variant, scores[0], strict=True)] for variant in scores[1:]]
+    whole, errors = [gain[0] for gain in gains], [jackknife_error(gain[1:]) for gain in gains]
+    return Pending(losses, lambda numbers: contrasts.report(numbers, scores[0][0], whole, errors))
+
+
+def scores_of_set(
+    model: GrowingModel,
+    batches: Iterable[Batch],
+    loss: Loss,
+    score: SetScore,
+    variants: Sequence[Variant],
+    blocks: int,
+) -> tuple[Tensor, list[list[float]]]:
+    """Mean losses [1 + variants], and scores [1 + variants][1 + blocks] of the set and without each of some blocks.
+
+    There is one tally per network. Of a set with fewer examples than blocks, each example is a block.
+    """
+    tallies = [score.start(blocks) for _ in range(1 + len(variants))]
     total = torch.zeros(len(tallies), dtype=torch.float64, device=model.device)
     count = 0
     with measuring(model):
@@ -205,7 +222,7 @@ def _evaluate_set(
             targets = batch[1]
             # Every tenth example, not a tenth in a row: data are often sorted by class.
             block = torch.arange(count, count + len(targets), device=targets.device) % BLOCKS
-            for i, outputs in enumerate(_outputs(model, batch, asked.variants)):
+            for i, outputs in enumerate(_outputs(model, batch, variants)):
                 total[i] += loss(outputs, targets).double() * len(targets)
                 if bool(torch.isfinite(total[i])):  # else the network is broken, and metrics may refuse NaN
                     tallies[i].update(outputs, targets, block)
@@ -216,10 +233,8 @@ def _evaluate_set(
     scores = [
         tally.compute(blocks) if ok else [math.nan] * (1 + blocks)
         for tally, ok in zip(tallies, torch.isfinite(total).tolist(), strict=True)
-    ]  # [networks][1 + blocks]
-    gains = [[a - b for a, b in zip(variant, scores[0], strict=True)] for variant in scores[1:]]
-    whole, errors = [gain[0] for gain in gains], [jackknife_error(gain[1:]) for gain in gains]
-    return Pending(total / count, lambda losses: asked.report(losses, scores[0][0], whole, errors))
+    ]
+    return total / count, scores
 
 
 def jackknife_error(without: Sequence[float]) -> float:

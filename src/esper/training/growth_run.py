@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from esper.actions import Action
+from esper.engine.counterfactual import SeedValue, seed_values
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.governor import Governor
 from esper.engine.learner import Learner
@@ -164,7 +165,10 @@ def _finish(
     settled = settle(grown, before.rent)
     model = grown.model
     slots = tuple(slot.path for slot in model.slots)
-    history = History(before.controller.name, slots, model.host_parameters, tuple(records), tuple(settled), before.rent)
+    values, problem = _seed_values(grown)
+    history = History(
+        before.controller.name, slots, model.host_parameters, tuple(records), tuple(settled), before.rent, values
+    )
     exported = plain_model(model, share=True).eval()  # the growing model ends here, so its tensors can live on
     held_out = [_evaluate(learner, test) for learner in learners] if test else []
     targets = Targets(grown.feed.validation, before)
@@ -178,8 +182,21 @@ def _finish(
         control=(held_out or validation)[1] if len(learners) > 1 else None,
         example=example,
         interrupted=len(records) < before.epochs,
-        remarks=remarks(before, history, validation[0].accuracy, untrained, targets),
+        remarks=remarks(before, history, validation[0].accuracy, untrained, targets) + problem,
     )
+
+
+def _seed_values(learner: Learner) -> tuple[dict[str, SeedValue], tuple[str, ...]]:
+    """By slot, what the seeds of the final network contribute; and a remark, if that could not be measured."""
+    model = learner.model
+    if not model.joined:
+        return {}, ()
+    try:
+        values = gather([seed_values(model, learner.feed.validation, learner.loss, learner.score)])[0]
+    except Exception as error:  # the person's metric, for networks that it never saw: no reason to lose the grown model
+        detail = str(error).strip().partition("\n")[0] or type(error).__name__
+        return {}, (f"What each seed contributes to the final network could not be measured: {detail}.",)
+    return {model.slots[index].path: value for index, value in values.items()}, ()
 
 
 def settle(learner: Learner, rent: float = RENT_RATE) -> list[Transition]:

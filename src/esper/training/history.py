@@ -1,12 +1,13 @@
-"""The story of one run, as data: for `history.json`, for the plot, and for whoever asks why something was grown."""
+"""The history of one run, as data: for `history.json`, for the plot, and to look up why something was grown."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from esper.engine.counterfactual import SeedValue
 from esper.engine.eager import EpochRecord
 from esper.engine.governor import Verdict
 from esper.env.rent import RENT_RATE
@@ -27,6 +28,8 @@ class History:
     """What was decided about unfinished seeds when the run ended."""
     rent: float = RENT_RATE
     """Points that one more host-size of parameters had to earn."""
+    values: dict[str, SeedValue] = field(default_factory=dict)
+    """By slot: what each seed that acts in the final network contributes to its score on the validation data."""
 
     @property
     def transitions(self) -> list[Transition]:
@@ -56,6 +59,7 @@ class History:
             ended=fate.epoch,
             why_ended=fate.reason,
             settings=effect.settings,
+            value=None if fate.target is Stage.PRUNED else self.values.get(birth.slot),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -67,7 +71,7 @@ class History:
             "rent": self.rent,
             "epochs": [_record_json(record) for record in self.records],
             "transitions": [_transition_json(transition) for transition in self.transitions],
-            "seeds": [{**asdict(story), "fate": story.fate.name} for story in self.seeds()],
+            "seeds": [_story_json(story) for story in self.seeds()],
         }
 
 
@@ -87,6 +91,13 @@ class SeedStory:
     why_ended: str
     settings: str
     """Whose learning rate and other settings of the optimizer it was trained with."""
+    value: SeedValue | None = None
+    """What it contributes to the final network; None if it does not act there."""
+
+
+def _story_json(story: SeedStory) -> dict[str, Any]:
+    value = None if story.value is None else {k: _contrast_json(Contrast(**c)) for k, c in asdict(story.value).items()}
+    return {**asdict(story), "fate": story.fate.name, "value": value}
 
 
 def _record_json(record: EpochRecord) -> dict[str, Any]:
@@ -114,7 +125,11 @@ def _record_json(record: EpochRecord) -> dict[str, Any]:
 
 
 def _contrasts_json(contrasts: Mapping[int, Contrast]) -> dict[int, dict[str, float | None]]:
-    return {slot: {name: _number(value) for name, value in asdict(c).items()} for slot, c in contrasts.items()}
+    return {slot: _contrast_json(contrast) for slot, contrast in contrasts.items()}
+
+
+def _contrast_json(contrast: Contrast) -> dict[str, float | None]:
+    return {name: _number(value) for name, value in asdict(contrast).items()}
 
 
 def _transition_json(transition: Transition) -> dict[str, Any]:
