@@ -39,8 +39,8 @@ from esper.telemetry.records import Event
 from esper.telemetry.store import STORE_NAME, RunStore
 from esper.training.catalogue import make_controller
 from esper.training.fleet import Fleet, Play, Player, dice_for
-from esper.training.growing import grow_task
 from esper.training.loop import Trainer
+from esper.training.own.grow import grow_task
 from esper.training.run_folder import RunFolder, RunFolderError
 from esper.training.train_config import PRESETS, TrainConfig, read_train_config
 

@@ -40,7 +40,7 @@ class Bench:
 
         from esper.engine.gc_control import deferred_gc
         from esper.engine.precision import Precision
-        from esper.training.growing import pick_device
+        from esper.training.own.grow import pick_device
         from esper.training.speed import UNIT, measure_steps
 
         sizes = _sizes(self.envs)

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from esper.engine.eager import EpochRecord
     from esper.lifecycle import Contrast
     from esper.tasks.registry import Task
-    from esper.training.growth_run import Grown
-    from esper.training.history import History, SeedStory
+    from esper.training.own.history import History, SeedStory
+    from esper.training.own.run import Grown
 
 
 class GrowWatch:

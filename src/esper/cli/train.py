@@ -91,8 +91,8 @@ class Train:
         import torch
 
         from esper.engine.gc_control import deferred_gc
-        from esper.training.growing import pick_device
         from esper.training.loop import Trainer
+        from esper.training.own.grow import pick_device
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         console = wide_console(stderr=False)

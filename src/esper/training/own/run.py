@@ -29,9 +29,9 @@ from esper.growth.slot import preserved_rng
 from esper.lifecycle import Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
 from esper.tasks.feed import Batch
-from esper.training.history import History
 from esper.training.interrupt import interruptible
-from esper.training.remarks import Outlook, Targets, remarks
+from esper.training.own.history import History
+from esper.training.own.remarks import Outlook, Targets, remarks
 
 OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
 """Called after every epoch with what happened to the growing model, and to the control if there is one."""

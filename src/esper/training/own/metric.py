@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.engine.measure import Score
-from esper.training.set_scores import FunctionScore, ScoreError, StatefulScore, fresh, logits_of, one_number, update
+from esper.training.own.set_scores import FunctionScore, ScoreError, StatefulScore, fresh, logits_of, one_number, update
 
 
 class StatefulMetric(Protocol):

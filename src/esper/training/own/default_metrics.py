@@ -11,7 +11,7 @@ from torch import Tensor
 
 from esper.engine.measure import Score
 from esper.tasks.feed import IGNORED
-from esper.training.set_scores import logits_of
+from esper.training.own.set_scores import logits_of
 
 
 class ObjectiveError(ValueError):

@@ -25,7 +25,7 @@ from esper.policy.controller import Controller
 from esper.tasks.feed import Feed, chunks
 from esper.tasks.registry import Task, percent_correct
 from esper.training.catalogue import make_controller
-from esper.training.data import (
+from esper.training.own.data import (
     Data,
     as_feed,
     check_batches_of_one,
@@ -34,11 +34,11 @@ from esper.training.data import (
     example_of,
     without_labels,
 )
-from esper.training.growth_run import Grown, OnEpoch, run_growth
-from esper.training.objective import fit_objective, integers_are_classes
-from esper.training.own_metric import Metric, Scale
-from esper.training.own_optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
-from esper.training.remarks import outlook, warn_user
+from esper.training.own.metric import Metric, Scale
+from esper.training.own.objective import fit_objective, integers_are_classes
+from esper.training.own.optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
+from esper.training.own.remarks import outlook, warn_user
+from esper.training.own.run import Grown, OnEpoch, run_growth
 
 
 def grow(

@@ -22,7 +22,7 @@ from esper.growth.probe import arguments, untouched
 from esper.tasks.batches import LABELS, Batch, tensors_of
 from esper.tasks.feed import IGNORED, Feed, LoaderFeed, TensorFeed, check_classes
 from esper.tasks.registry import cross_entropy
-from esper.training.default_metrics import (
+from esper.training.own.default_metrics import (
     ObjectiveError,
     check_class_shapes,
     check_values,
@@ -34,8 +34,8 @@ from esper.training.default_metrics import (
     likelihood,
     variance_explained,
 )
-from esper.training.own_metric import Scale, check_metric, fit_metric
-from esper.training.set_scores import ScoreError, logits_of
+from esper.training.own.metric import Scale, check_metric, fit_metric
+from esper.training.own.set_scores import ScoreError, logits_of
 
 Constant = Literal["class", "mean"]
 """The most frequent class, or the mean of the targets."""
