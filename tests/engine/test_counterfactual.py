@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.engine.counterfactual import all_off, interaction, orders_of, seed_values, shapley_weights
-from esper.engine.measure import Pending, SetScore, Tally, evaluate, gather
+from esper.engine.measure import Pending, SetScore, evaluate, gather
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot, SlotMode
@@ -294,14 +294,14 @@ def test_a_seed_has_its_leave_one_out_contribution_beside_its_share() -> None:
     assert [value.shapley.accuracy for value in values.values()] == [pytest.approx(2), pytest.approx(3)]
 
 
-class Largest(SetScore, Tally):
+class Largest(SetScore):
     """The largest output of the whole set, which is no mean over examples."""
 
     def __init__(self) -> None:
         self.values: list[Tensor] = []
         self.blocks: list[Tensor] = []
 
-    def start(self, blocks: int) -> Tally:
+    def start(self, blocks: int) -> SetScore:
         return Largest()
 
     def update(self, outputs: Tensor, targets: Tensor, block: Tensor) -> None:

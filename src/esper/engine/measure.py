@@ -61,23 +61,19 @@ class SetScore(ABC):
     """A score of all outputs and targets together, such as F1: a mean over batches would be another number."""
 
     @abstractmethod
-    def start(self, blocks: int) -> Tally:
-        """An empty tally for one network. `blocks` is 0 when no standard error is needed."""
-
-    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
-        raise ValueError("a metric of the whole set has no score per example")
-
-
-class Tally(ABC):
-    """The score of one network, while its outputs come in batch by batch."""
+    def start(self, blocks: int) -> SetScore:
+        """The same score with nothing counted, for one network. `blocks` is 0 when no standard error is needed."""
 
     @abstractmethod
     def update(self, outputs: Any, targets: Tensor, block: Tensor) -> None:
-        """`block` [batch] is the part of the set to which each example belongs."""
+        """Count a batch. `block` [batch] is the part of the set to which each example belongs."""
 
     @abstractmethod
     def compute(self, blocks: int) -> list[float]:
         """In percent: of all examples, then without each of the first `blocks` blocks; NaN where there is none."""
+
+    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
+        raise ValueError("a metric of the whole set has no score per example")
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,10 +208,10 @@ def scores_of_set(
 ) -> tuple[Tensor, list[list[float]]]:
     """Mean losses [1 + variants], and scores [1 + variants][1 + blocks] of the set and without each of some blocks.
 
-    There is one tally per network. Of a set with fewer examples than blocks, each example is a block.
+    Each network has a count of its own. Of a set with fewer examples than blocks, each example is a block.
     """
-    tallies = [score.start(blocks) for _ in range(1 + len(variants))]
-    total = torch.zeros(len(tallies), dtype=torch.float64, device=model.device)
+    counts = [score.start(blocks) for _ in range(1 + len(variants))]
+    total = torch.zeros(len(counts), dtype=torch.float64, device=model.device)
     count = 0
     with measuring(model):
         for batch in batches:
@@ -225,14 +221,14 @@ def scores_of_set(
             for i, outputs in enumerate(_outputs(model, batch, variants)):
                 total[i] += loss(outputs, targets).double() * len(targets)
                 if bool(torch.isfinite(total[i])):  # else the network is broken, and metrics may refuse NaN
-                    tallies[i].update(outputs, targets, block)
+                    counts[i].update(outputs, targets, block)
             count += len(targets)
     if count == 0:
         raise ValueError("there are no examples to evaluate on")
     blocks = min(blocks, count) if count > 1 else 0
     scores = [
-        tally.compute(blocks) if ok else [math.nan] * (1 + blocks)
-        for tally, ok in zip(tallies, torch.isfinite(total).tolist(), strict=True)
+        one.compute(blocks) if ok else [math.nan] * (1 + blocks)
+        for one, ok in zip(counts, torch.isfinite(total).tolist(), strict=True)
     ]
     return total / count, scores
 

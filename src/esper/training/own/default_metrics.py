@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from esper.engine.measure import Score
 from esper.tasks.feed import IGNORED
-from esper.training.own.set_scores import logits_of
 
 
 class ObjectiveError(ValueError):
-    """Outputs and targets that the default loss and metric cannot compare. The message says what to do."""
+    """Outputs and targets that cannot be compared, or a metric that gives no score. The message says what to do."""
 
 
 def classes_right(axis: int, ignored: int = IGNORED) -> Score:
@@ -141,7 +141,13 @@ def check_outputs(outputs: Any) -> None:
         )
 
 
+def logits_of(outputs: Any) -> Any:
+    """The tensor of a model that gives an object with `logits`, as those of Hugging Face do."""
+    logits = getattr(outputs, "logits", None)
+    return logits if isinstance(logits, Tensor) else outputs
+
+
 def described(value: Any) -> str:
-    if not isinstance(value, Tensor):
+    if not isinstance(value, Tensor | np.ndarray):
         return f"a {type(value).__name__}"
     return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

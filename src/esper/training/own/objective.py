@@ -32,10 +32,10 @@ from esper.training.own.default_metrics import (
     fits,
     labels_right,
     likelihood,
+    logits_of,
     variance_explained,
 )
 from esper.training.own.metric import Scale, check_metric, fit_metric
-from esper.training.own.set_scores import ScoreError, logits_of
 
 Constant = Literal["class", "mean"]
 """The most frequent class, or the mean of the targets."""
@@ -387,7 +387,7 @@ def _tried(what: str, function: Callable[[], _Result], seen: _Seen) -> _Result:
     try:
         with torch.no_grad():
             return function()
-    except (ObjectiveError, ScoreError):
+    except ObjectiveError:
         raise
     except Exception as error:
         detail = str(error).strip().partition("\n")[0] or type(error).__name__
