@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.blueprints import SlotShape, blueprint_names
-from esper.growth.graft import Grafted
+from esper.growth.graft import Grafted, first_tensor
 from esper.growth.layout import find_layout
 from esper.growth.model import GrowingModel, Survey, planted_modules
 from esper.growth.probe import AttachError, Probe, probe
@@ -85,8 +85,8 @@ def survey(
     ordered = sorted(paths, key=lambda path: finished[model.get_submodule(path)])
     names = {module: name for name, module in model.named_modules()}
     taps = find_taps(model, {model.get_submodule(path) for path in paths}, seen.counts)
-    places = tuple((path, replace(shapes[path], visibility=may_read[path])) for path in ordered)
-    return Survey(places, tuple(names[tap] for tap in taps))
+    found = tuple((path, replace(shapes[path], visibility=may_read[path])) for path in ordered)
+    return Survey(found, tuple(names[tap] for tap in taps))
 
 
 def check_model(model: nn.Module) -> None:
@@ -122,8 +122,7 @@ def _matching_paths(model: nn.Module, patterns: Sequence[str]) -> list[str]:
         depth = pattern.count(".")
         matched = [n for n in names if n.count(".") == depth and fnmatch.fnmatchcase(n, pattern)]
         if not matched:
-            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"it has modules such as {_some(names)}"
+            hint = _hint(pattern, names, "it has modules such as")
             raise AttachError(f"slot {pattern!r} matches no module of {type(model).__name__}; {hint}")
         paths.update(dict.fromkeys(matched))
     # A module with two names is one slot.
@@ -145,9 +144,12 @@ def _check_patterns(option: str, named: Mapping[str, str], paths: Sequence[str])
     """What names no slot would be ignored, and a misspelt name is no wish to be ignored."""
     for pattern in named:
         if not any(fnmatch.fnmatchcase(path, pattern) for path in paths):
-            near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"the slots are {_some(paths)}"
-            raise AttachError(f"{option} names {pattern!r}, which is no slot; {hint}")
+            raise AttachError(f"{option} names {pattern!r}, which is no slot; {_hint(pattern, paths, 'the slots are')}")
+
+
+def _hint(wrong: str, names: Sequence[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(wrong, names, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"{otherwise} {_some(names)}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -175,7 +177,7 @@ def _slot_shape(model: nn.Module, path: str, seen: Probe, layouts: Mapping[str, 
 
 
 def _slot_tensor(path: str, output: Any) -> Tensor:
-    first = output[0] if type(output) in (tuple, list) and output else output
+    first = first_tensor(output)
     if not isinstance(first, Tensor):
         raise AttachError(
             f"slot {path!r} gives a {type(output).__name__}: a slot needs a tensor, or a tuple that starts with one"

@@ -15,7 +15,7 @@ from torch.utils._pytree import keystr, tree_leaves_with_path
 from esper.growth.blueprints import get_blueprint
 from esper.growth.graft import Grafted, graft
 from esper.growth.model import GrowingModel
-from esper.growth.probe import AttachError, arguments, untouched
+from esper.growth.probe import AttachError, call, untouched
 from esper.growth.replay import PassRecorder
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot, SlotMode, preserved_rng
@@ -123,8 +123,7 @@ def check_exportable(growing: GrowingModel, example: Any) -> None:
 
     It would not where the host reaches a module by another way than its name: through a list, or by its weights.
     """
-    args, kwargs = arguments(example)
-    with untouched(growing.host), torch.no_grad(), preserved_rng(growing.device):
+    with untouched(growing.host), preserved_rng(growing.device):
         for slot in growing.slots:
             candidates = sorted(growing.candidates(slot), key=lambda b: not getattr(b.module, "reads_mask", False))
             if not candidates:
@@ -138,9 +137,9 @@ def check_exportable(growing: GrowingModel, example: Any) -> None:
                 graft(exported, [(slot.path, copy.deepcopy(seed.body), 1.0, {})])
                 slot.mode = SlotMode.SHADOW
                 with preserved_rng(growing.device):
-                    expected = growing.host(*args, **kwargs)
+                    expected = call(growing.host, example)
                 try:
-                    gap = output_gap(expected, exported(*args, **kwargs))
+                    gap = output_gap(expected, call(exported, example))
                 except Exception:  # a parent that indexes its slot, or asks for its type
                     gap = math.inf
             finally:

@@ -26,7 +26,7 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
 from esper.growth.folder import first_line
-from esper.growth.probe import arguments, with_batch
+from esper.growth.probe import arguments, input_tensors, with_batch
 
 
 class ProgramError(ValueError):
@@ -71,8 +71,7 @@ def trace(model: nn.Module, example: Any) -> Program:
 
     Symbols (integer inputs) are text or the like: their length stays free, too, where the model lets it.
     """
-    args, kwargs = arguments(example)
-    inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() > 0]
+    inputs = input_tensors(example)
     batch = inputs[0].shape[0]
     symbols = any(not value.is_floating_point() and value.dim() > 1 for value in inputs)
     problem = ""

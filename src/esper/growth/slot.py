@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints import SlotShape
-from esper.growth.graft import argument_names, readable
+from esper.growth.graft import argument_names, first_tensor, readable, with_first
 from esper.growth.replay import Recorded
 from esper.growth.seed import Seed
 from esper.growth.tensors import own_tensors
@@ -103,11 +103,11 @@ class Slot:
         assert seed is not None
         if mode is SlotMode.REPEAT:
             if self._repeat is not None and self._repeat.intact:
-                return _with_first(output, self._repeat.detached())
+                return with_first(output, self._repeat.detached())
             mode = SlotMode.LIVE
-        h = _first(output)
+        h: Tensor = first_tensor(output)
         if mode is SlotMode.SHADOW:
-            return _with_first(output, self._grown(seed, h.detach(), args, kwargs))
+            return with_first(output, self._grown(seed, h.detach(), args, kwargs))
         if mode is SlotMode.LIVE and self.life.stage in IN_FORWARD:
             grown = self._grown(seed, h, args, kwargs)
             mixed = grown if self.life.alpha == 1.0 else h + self.alpha * (grown - h)
@@ -115,7 +115,7 @@ class Slot:
             mixed = h
         if self.keep_output:
             self._repeat = Recorded.of(mixed)
-        return None if mixed is h else _with_first(output, mixed)
+        return None if mixed is h else with_first(output, mixed)
 
     def _grown(self, seed: Seed, h: Tensor, args: Any, kwargs: dict[str, Any]) -> Tensor:
         changed: Tensor = seed(h, readable(self._inputs, args, kwargs, h)) if self._inputs else seed(h)
@@ -138,18 +138,6 @@ class Slot:
             self._shadow_buffers = [(module, name, module.get_buffer(name)) for module, name, _ in own]
             for module, name, buffer in own:
                 setattr(module, name, buffer)
-
-
-def _first(output: Any) -> Tensor:
-    tensor: Tensor = output if isinstance(output, Tensor) else output[0]
-    return tensor
-
-
-def _with_first(output: Any, first: Tensor) -> Any:
-    """`output` with its (first) tensor exchanged; lists and tuples keep the rest."""
-    if isinstance(output, Tensor):
-        return first
-    return type(output)((first, *output[1:]))
 
 
 @contextmanager

@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import PackedSequence
 from esper.growth.blueprints import VISIBILITIES, SlotShape, Visibility
 from esper.growth.flow import END, Flow, Mixer, Passes
 from esper.growth.graft import CACHES, MASKS, argument_names
-from esper.growth.probe import AttachError, Probe, arguments, untouched, with_batch
+from esper.growth.probe import AttachError, Probe, input_tensors, untouched, with_batch
 
 
 def find_visibility(
@@ -99,7 +99,7 @@ def _masks_mean_what_they_are_called(model: nn.Module, example: Any, seen: Probe
     """Tried where it can be: does an `attention_mask` of the model itself hide what is 0?"""
     if not _is_masked(seen):
         return True
-    with untouched(model), torch.no_grad():
+    with untouched(model):
         return not Passes(model, with_batch(example, 2)).reads_hidden("attention_mask")
 
 
@@ -134,7 +134,7 @@ def _reads_its_mask(module: nn.Module, shape: SlotShape, seen: Probe) -> bool:
 def _tried(model: nn.Module, example: Any, shapes: Mapping[str, SlotShape]) -> dict[str, Visibility]:
     found: dict[str, Visibility] = dict.fromkeys(shapes, "both")
     problem, tried = "no input has several positions", 0
-    with untouched(model), torch.no_grad():
+    with untouched(model):
         passes = Passes(model, with_batch(example, 2))
         for number, flow in enumerate(passes.flows()):
             if isinstance(flow, Exception):
@@ -214,5 +214,4 @@ def _mixer(shape: SlotShape) -> Mixer:
 
 
 def _has_single_positions(example: Any) -> bool:
-    args, kwargs = arguments(example)
-    return any(isinstance(v, Tensor) and 1 in v.shape[1:] for v in (*args, *kwargs.values()))
+    return any(1 in value.shape[1:] for value in input_tensors(example))

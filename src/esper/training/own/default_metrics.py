@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from esper.engine.measure import Score
+from esper.growth.probe import described
 from esper.tasks.feed import IGNORED
 
 
@@ -145,9 +145,3 @@ def logits_of(outputs: Any) -> Any:
     """The tensor of a model that gives an object with `logits`, as those of Hugging Face do."""
     logits = getattr(outputs, "logits", None)
     return logits if isinstance(logits, Tensor) else outputs
-
-
-def described(value: Any) -> str:
-    if not isinstance(value, Tensor | np.ndarray):
-        return f"a {type(value).__name__}"
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"

@@ -18,8 +18,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.engine.measure import Loss, Score
-from esper.growth.probe import arguments, untouched
-from esper.tasks.batches import LABELS, Batch, tensors_of
+from esper.growth.probe import input_tensors, try_batch
+from esper.tasks.batches import LABELS, Batch
 from esper.tasks.feed import IGNORED, Feed, LoaderFeed, TensorFeed, check_classes
 from esper.tasks.registry import cross_entropy
 from esper.training.own.default_metrics import (
@@ -149,7 +149,7 @@ def fit_objective(
 ) -> Objective:
     """Loss and score, tried on `batch`, the first of the validation set. `targets` are some of the training's."""
     check_metric(metric, metric_scale)
-    seen = _Seen(feed, targets, *batch, _outputs(model, batch), _on_device(loss, batch[1]), kind_of(loss))
+    seen = _Seen(feed, targets, *batch, try_batch(model, batch[0]), _on_device(loss, batch[1]), kind_of(loss))
     _check_targets(seen)
     ignored = _ignored(loss)
     classes = _class_count(seen) if integers_are_classes(loss) and not targets.is_floating_point() else None
@@ -230,7 +230,7 @@ def _default_loss(seen: _Seen) -> Loss:
 def _copies(inputs: Any, targets: Tensor) -> bool:
     """One of the inputs is the targets. (That both are constant, as masks and labels may be, says nothing.)"""
     others = {**inputs, LABELS: None} if isinstance(inputs, dict) else inputs
-    same = any(part.shape == targets.shape and bool((part == targets).all()) for part in tensors_of(others))
+    same = any(part.shape == targets.shape and bool((part == targets).all()) for part in input_tensors(others))
     return same and bool(targets.min() != targets.max())
 
 
@@ -343,22 +343,11 @@ def _columns(targets: Tensor, *, fixed: bool) -> Tensor:
 # -- tried once before the training -------------------------------------------------------------------------------
 
 
-def _outputs(model: nn.Module, batch: Batch) -> Any:
-    args, kwargs = arguments(batch[0])
-    try:
-        with untouched(model), torch.no_grad():
-            return model(*args, **kwargs)
-    except Exception as error:
-        detail = str(error).strip().partition("\n")[0] or type(error).__name__
-        given = ", ".join(described(value) for value in (*args, *kwargs.values()))
-        raise ValueError(f"{type(model).__name__} does not accept the example batch ({given}): {detail}") from error
-
-
 def _tries(model: nn.Module, seen: _Seen) -> Iterator[tuple[Any, Tensor]]:
     """Outputs and targets of the validation set, batch by batch, as far as somebody wants to see them."""
     yield seen.outputs, seen.targets
     for batch in islice(seen.feed.validation(), 1, None):
-        yield _outputs(model, batch), batch[1]
+        yield try_batch(model, batch[0]), batch[1]
 
 
 def _class_count(seen: _Seen) -> int | None:

@@ -24,7 +24,7 @@ from esper.env.situation import observe
 from esper.growth.export import Saved, save
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.plain import ExportError, allowed_gap, output_gap, plain_model
-from esper.growth.probe import arguments, untouched
+from esper.growth.probe import call, untouched
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
@@ -227,11 +227,10 @@ def _evaluate_export(learner: Learner, exported: nn.Module, batches: Callable[[]
 
     def compared() -> Iterator[Batch]:
         for batch in batches():
-            args, kwargs = arguments(batch[0])
             outputs = []
             for model in (learner.model, exported):
-                with untouched(model), torch.no_grad():  # and with the same random numbers
-                    outputs.append(model(*args, **kwargs))
+                with untouched(model):  # and with the same random numbers
+                    outputs.append(call(model, batch[0]))
             gap = output_gap(*outputs)
             if not gap <= allowed_gap(exported):
                 if any(bool(leaf.isnan().any()) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)):
