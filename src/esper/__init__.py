@@ -9,10 +9,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.growth.attach import attach
+    from esper.growth.attach import attach, inspect
     from esper.growth.blueprints import blueprint
     from esper.growth.export import load
-    from esper.growth.inspection import inspect
     from esper.growth.model import GrowingModel
     from esper.training.own.grow import grow
     from esper.training.own.remarks import GrowthWarning
@@ -28,7 +27,7 @@ _HOME = {
     "attach": "esper.growth.attach",
     "blueprint": "esper.growth.blueprints",
     "grow": "esper.training.own.grow",
-    "inspect": "esper.growth.inspection",
+    "inspect": "esper.growth.attach",
     "load": "esper.growth.export",
 }
 

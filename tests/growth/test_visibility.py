@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.engine.prepare import task_learner
-from esper.growth.attach import AttachError, attach, survey
-from esper.growth.inspection import inspect
+from esper.growth.attach import AttachError, attach, inspect, survey
 from esper.growth.model import GrowingModel
 from esper.growth.plain import plain_model
 from esper.growth.seed import Seed

@@ -17,8 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.engine.regions import Region
-from esper.growth.replay import PassRecorder
-from esper.growth.slot import Slot
+from esper.growth.model import is_growth_hook
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
@@ -96,7 +95,7 @@ def _settings(module: nn.Module) -> tuple[Hashable, ...]:
     own.sort(key=itemgetter(0))
     before, after = module._forward_pre_hooks, module._forward_hooks
     hooks = [h for d in (before, after, module._backward_pre_hooks, module._backward_hooks) if d for h in d.values()]
-    foreign = [hook for hook in hooks if not isinstance(getattr(hook, "__self__", None), Slot | PassRecorder)]
+    foreign = [hook for hook in hooks if not is_growth_hook(hook)]
     return tuple(own), value_fingerprint(foreign)
 
 

@@ -2,6 +2,7 @@
 
 A slot is the output of one submodule. It must be called exactly once per forward pass and give a floating-point tensor,
 or a tuple that starts with one, whose first axis is the batch. Whatever cannot work is refused here, with the reason.
+`inspect` shows what was found, and what has grown since.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from esper.growth.visibility import find_visibility
 if TYPE_CHECKING:
     from esper.lifecycle import Rules
 
-__all__ = ["AttachError", "attach", "check_model", "survey"]
+__all__ = ["AttachError", "attach", "check_model", "inspect", "survey"]
 
 
 def attach(
@@ -189,3 +190,63 @@ def _slot_tensor(path: str, output: Any) -> Tensor:
     if not first.is_floating_point():
         raise AttachError(f"slot {path!r} gives {first.dtype} values: a seed needs floating-point activations")
     return first
+
+
+# -- a look at a growing model ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """One slot, for people."""
+
+    path: str
+    shape: str
+    sees: str
+    """What a seed here may read: both sides, nothing later (causal), or its own position alone."""
+    stage: str
+    seed: str
+    alpha: float
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A growing model at a glance; `print` it."""
+
+    host: str
+    host_parameters: int
+    parameters: int
+    rows: tuple[SlotRow, ...]
+
+    def __str__(self) -> str:
+        header = ("slot", "shape", "sees", "stage", "seed", "alpha", "parameters")
+        cells = [(*astuple(row)[:-2], f"{row.alpha:.2f}", f"{row.parameters:,}") for row in self.rows]
+        widths = [max(len(row[i]) for row in (header, *cells)) for i in range(len(header))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *cells)
+        ]
+        title = f"{self.host}: {self.parameters:,} parameters, {self.host_parameters:,} of them the host's"
+        return "\n".join([title, *(line.rstrip() for line in lines)])
+
+
+def inspect(model: GrowingModel) -> Inspection:
+    """Slots, stages and parameters of a growing model, as a table that prints."""
+    if not isinstance(model, GrowingModel):
+        raise TypeError(f"inspect shows a GrowingModel; make one of your {type(model).__name__} with esper.attach")
+    return Inspection(
+        host=type(model.host).__name__,
+        host_parameters=model.host_parameters,
+        parameters=model.parameter_count,
+        rows=tuple(
+            SlotRow(
+                path=slot.path,
+                shape=str(slot.shape),
+                sees="–" if slot.shape.layout == "dense" else slot.shape.visibility,
+                stage=slot.life.stage.name,
+                seed="–" if slot.seed is None else f"{slot.seed.blueprint} ({slot.seed.blend})",
+                alpha=slot.life.alpha,
+                parameters=sum(parameter.numel() for parameter in model.seed_parameters(slot)),
+            )
+            for slot in model.slots
+        ),
+    )

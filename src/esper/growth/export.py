@@ -19,8 +19,7 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.files import write_whole
-from esper.growth.folder import ARCHITECTURE, FORMAT, FORMAT_VERSION, with_digests
-from esper.growth.limits import Sizes
+from esper.growth.folder import ARCHITECTURE, FORMAT, FORMAT_VERSION, Sizes, with_digests
 from esper.growth.model import GrowingModel, planted_modules
 from esper.growth.plain import ExportError, copied, grafts_of, output_gap, plain_model
 from esper.growth.probe import AttachError, arguments, call, try_batch, untouched, with_batch

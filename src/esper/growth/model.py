@@ -34,14 +34,17 @@ class Survey:
     """The modules whose outputs a replay can use again (`esper.growth.replay`)."""
 
 
+def is_growth_hook(hook: Any) -> bool:
+    """Whether a hook is one of a slot or a recorder."""
+    return isinstance(getattr(hook, "__self__", None), Slot | PassRecorder)
+
+
 def planted_modules(model: nn.Module) -> list[str]:
-    """Paths of the modules that carry hooks of Esper's, found by whom the hooks belong to."""
+    """Paths of the modules that carry hooks of Esper's."""
     return [
         path
         for path, module in model.named_modules()
-        if any(
-            isinstance(getattr(hook, "__self__", None), Slot | PassRecorder) for hook in module._forward_hooks.values()
-        )
+        if any(is_growth_hook(hook) for hook in module._forward_hooks.values())
     ]
 
 

@@ -14,9 +14,8 @@ from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from esper.growth.blueprints import get_blueprint
 from esper.growth.graft import Grafted, graft
-from esper.growth.model import GrowingModel
+from esper.growth.model import GrowingModel, is_growth_hook
 from esper.growth.probe import AttachError, call, untouched
-from esper.growth.replay import PassRecorder
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot, SlotMode, preserved_rng
 from esper.growth.standalone import Graft
@@ -79,7 +78,7 @@ def _copy_host(growing: GrowingModel, *, share: bool) -> nn.Module:
     host = _plain(copied(growing.host, kept))
     for module in host.modules():
         for key, hook in list(module._forward_hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), Slot | PassRecorder):
+            if is_growth_hook(hook):
                 del module._forward_hooks[key]
                 module._forward_hooks_with_kwargs.pop(key, None)
                 module._forward_hooks_always_called.pop(key, None)

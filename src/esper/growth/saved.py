@@ -8,7 +8,7 @@ it is loaded for those who ask for it, and checked even then (see `program.py`).
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
@@ -21,9 +21,16 @@ from torch import Tensor, nn
 
 from esper.actions import BLENDS
 from esper.growth.blueprints import LAYOUTS, VISIBILITIES, SlotShape, blueprint_names, enclosed, get_blueprint
-from esper.growth.folder import LoadError, first_line, open_file, read_architecture
+from esper.growth.folder import (
+    LoadError,
+    Sizes,
+    TooLargeError,
+    first_line,
+    open_file,
+    read_architecture,
+    without_memory,
+)
 from esper.growth.graft import fill, graft
-from esper.growth.limits import Sizes, TooLargeError, without_memory
 from esper.growth.program import ProgramError, read_program
 from esper.growth.slot import preserved_rng
 from esper.growth.standalone import Graft, find_host
@@ -114,7 +121,7 @@ def _grafted(model: nn.Module, grafts: list[Graft]) -> nn.Module:
     places = []
     for record in grafts:
         named = replace(record, class_name=_class_of(record).__name__)  # the seed's own, never the file's
-        places.append((record.path, _build_seed(record).to(device), float(record.alpha), _plain(named)))
+        places.append((record.path, _build_seed(record).to(device), float(record.alpha), asdict(named)))
     graft(model, places)
     return model
 
@@ -205,10 +212,6 @@ def _build_seed(record: Graft) -> nn.Module:
         channels_last=record.channels_last,
     )
     return enclosed(body, shape, record.blend)
-
-
-def _plain(record: Graft) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in Graft.__dataclass_fields__}
 
 
 def _load_program(folder: Path, architecture: dict[str, Any], *, trusted: bool) -> nn.Module:
