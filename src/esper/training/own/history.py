@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
 from typing import Any
 
 from esper.engine.counterfactual import SeedValue
 from esper.engine.eager import EpochRecord
-from esper.engine.governor import Verdict
 from esper.env.rent import RENT_RATE
-from esper.lifecycle import Contrast, Stage, Transition
+from esper.lifecycle import Stage, Transition
 
 FORMAT = 1
 
@@ -70,8 +69,8 @@ class History:
             "host_parameters": self.host_parameters,
             "rent": self.rent,
             "epochs": [_record_json(record) for record in self.records],
-            "transitions": [_transition_json(transition) for transition in self.transitions],
-            "seeds": [_story_json(story) for story in self.seeds()],
+            "transitions": _plain(self.transitions),
+            "seeds": _plain(self.seeds()),
         }
 
 
@@ -95,18 +94,13 @@ class SeedStory:
     """What it contributes to the final network; None if it does not act there."""
 
 
-def _story_json(story: SeedStory) -> dict[str, Any]:
-    value = None if story.value is None else {k: _contrast_json(Contrast(**c)) for k, c in asdict(story.value).items()}
-    return {**asdict(story), "fate": story.fate.name, "value": value}
-
-
 def _record_json(record: EpochRecord) -> dict[str, Any]:
     action = record.effect.action
     return {
         "epoch": record.epoch,
-        "train_loss": _number(record.trained.loss),
-        "val_loss": _number(record.measured.loss),
-        "val_accuracy": _number(record.measured.accuracy),
+        "train_loss": _plain(record.trained.loss),
+        "val_loss": _plain(record.measured.loss),
+        "val_accuracy": _plain(record.measured.accuracy),
         "parameters": record.parameters,
         "action": {
             "op": action.op.name,
@@ -116,35 +110,22 @@ def _record_json(record: EpochRecord) -> dict[str, Any]:
             "probability": action.probability,
         },
         "effect": {"changed": record.effect.changed, "message": record.effect.message},
-        "verdict": None if record.verdict is None else _verdict_json(record.verdict),
-        "stages": [stage.name for stage in record.stages],
+        "verdict": _plain(record.verdict),
+        "stages": _plain(record.stages),
         "alphas": list(record.alphas),
-        "contributions": _contrasts_json(record.measured.contributions),
-        "shadow_benefits": _contrasts_json(record.measured.shadow_benefits),
+        "contributions": _plain(record.measured.contributions),
+        "shadow_benefits": _plain(record.measured.shadow_benefits),
     }
 
 
-def _contrasts_json(contrasts: Mapping[int, Contrast]) -> dict[int, dict[str, float | None]]:
-    return {slot: _contrast_json(contrast) for slot, contrast in contrasts.items()}
-
-
-def _contrast_json(contrast: Contrast) -> dict[str, float | None]:
-    return {name: _number(value) for name, value in asdict(contrast).items()}
-
-
-def _transition_json(transition: Transition) -> dict[str, Any]:
-    return {**asdict(transition), "source": transition.source.name, "target": transition.target.name}
-
-
-def _verdict_json(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "kind": verdict.kind.value,
-        "seen": _number(verdict.seen),
-        "limit": _number(verdict.limit),
-        "message": verdict.message,
-    }
-
-
-def _number(value: float) -> float | None:
-    """JSON has no NaN and no infinity."""
-    return value if math.isfinite(value) else None
+def _plain(value: Any) -> Any:
+    """As data of JSON, which has no NaN and no infinity. Of an enumeration the text, or else the name."""
+    if isinstance(value, Enum):
+        return value.value if isinstance(value.value, str) else value.name
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, tuple | list) else value

@@ -22,7 +22,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.engine.measure import Score, SetScore
-from esper.training.own.default_metrics import ObjectiveError, described, logits_of
+from esper.growth.probe import described
+from esper.training.own.default_metrics import ObjectiveError, logits_of
 
 
 class StatefulMetric(Protocol):
@@ -105,11 +106,16 @@ def _name(metric: Any) -> str:
 
 
 def _lower_is_better(metric: Any) -> bool:
-    function = metric.func if isinstance(metric, partial) else metric
     name = _name(metric)
-    of_torch = isinstance(function, nn.modules.loss._Loss) or function is getattr(F, name, None)
     declared = getattr(metric, "higher_is_better", None) is False  # by torchmetrics
+    of_torch = is_torch_loss(metric.func if isinstance(metric, partial) else metric)
     return declared or name.lower().endswith(("error", "loss")) or (of_torch and "entropy" in name)
+
+
+def is_torch_loss(function: Any) -> bool:
+    """Whether it is a loss module, or a function of torch.nn.functional."""
+    name = getattr(function, "__name__", "")
+    return isinstance(function, nn.modules.loss._Loss) or getattr(F, name, F) is function
 
 
 def _values(metric: Any, outputs: Any, targets: Tensor) -> Tensor:
@@ -186,7 +192,7 @@ class FunctionScore(SetScore):
 
         def score(left_out: int) -> Any:
             rows = block != left_out
-            return self._function(_mapped(lambda tensors: tensors[0][rows], [outputs]), targets[rows])
+            return self._function(_mapped(partial(_rows, rows), [outputs]), targets[rows])
 
         return _whole_and_blocks(lambda: self._function(outputs, targets), score, len(targets), blocks, self._scale)
 
@@ -216,7 +222,7 @@ class StatefulScore(SetScore):
             rows = block != b
             try:
                 if bool(rows.any()):
-                    _update(state, _mapped(lambda tensors, rows=rows: tensors[0][rows], [outputs]), targets[rows])
+                    _update(state, _mapped(partial(_rows, rows), [outputs]), targets[rows])
             except Exception:  # a person's code, which may refuse a part of what it takes as a whole
                 self._failed.add(b)
 
@@ -307,6 +313,10 @@ def _mapped(function: Callable[[list[Tensor]], Tensor], parts: Sequence[Any]) ->
         f"a metric of one number is computed on all outputs together, and a {type(first).__name__} cannot be joined: "
         + PER_EXAMPLE
     )
+
+
+def _rows(rows: Tensor, tensors: list[Tensor]) -> Tensor:
+    return tensors[0][rows]
 
 
 def _joined(tensors: list[Tensor]) -> Tensor:
