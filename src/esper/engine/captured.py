@@ -68,7 +68,7 @@ class CapturedEpoch:
         self.rates = torch.zeros(blocks, self._block, groups, dtype=rates, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self.flat_plan, self.flat_rates = self.plan.view(-1), self.rates.view(-1)
-        # Lengths as numbers: to ask a tensor takes longer than most other things that are done in an epoch.
+        # Lengths as numbers: to read them from a tensor takes longer than most other things that are done in an epoch.
         self._blocks, self._examples = blocks, len(self._val)
         parts = self._parts()
         self.size, self._trained = sum(parts), sum(parts[:-1])
@@ -168,7 +168,7 @@ class CapturedEpoch:
             self._total.add_(total)
             self._position.add_(1)
         self._drew = not torch.equal(learner.rng_state, drawn[0]) or random.getstate() != drawn[1]
-        learner.optimizer.zero_grad()  # a gradient lives in the graph's memory, which others will use
+        learner.optimizer.zero_grad()  # a gradient lies in the graph's memory, which other graphs will use
 
     def _make_measurement(self) -> None:
         """What the epoch has shown; and all is ready for the next one."""

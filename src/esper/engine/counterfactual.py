@@ -3,9 +3,9 @@
 Every answer is a weighted sum of the scores of networks with some seeds left out, each of them measured on the same
 examples. Per example, the standard error is that of the paired difference; of a score of the whole set it is a
 jackknife. Leaving out one seed is part of every evaluation (`measure.evaluate`). The questions here cost more:
-`esper.grow` asks them once, at the end of a run (`seed_values`).
+`esper.grow` answers them once, at the end of a run (`seed_values`).
 
-A seed whose alpha is 0 takes no part in the output: leaving it out changes nothing, and its promise is its shadow
+A seed whose alpha is 0 takes no part in the output: leaving it out changes nothing, and it is measured by its shadow
 benefit. It is refused here, so that a 0 is never mistaken for a measurement (R138).
 """
 

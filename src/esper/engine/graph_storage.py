@@ -1,7 +1,7 @@
 """The tensors of one learner that an epoch reads and writes, in tensors that stay where they are.
 
 A CUDA graph works on fixed addresses. `Storage` owns such addresses; a learner that is bound to it keeps its parameter
-objects, its optimizer and its seeds, but their numbers live in the storage.
+objects, its optimizer and its seeds, but their numbers lie in the storage.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ class Storage:
         """Give the learner addresses of its own again, so that the next one here does not overwrite its numbers."""
         if [tensor.data_ptr() for tensor in self._bound] == self._addresses:
             places = self._arrangement.within([piece.clone() for piece in self._pieces])
-        else:  # someone has moved the network, or a part of it, and it stays where it is
+        else:  # the network, or a part of it, was moved, and stays where it is
             own = Arrangement(self._bound)
             places = own.within(own.pieces())
             own.copy(self._bound, places)

@@ -85,7 +85,7 @@ class GraphEngine(EagerEngine):
         super().__init__(learners, governors)
         self.cache = cache or GraphCache()
         self._caches: dict[Learner, EpochCache] = {}
-        """By learner: to ask a network for its device takes longer than most other things here."""
+        """By learner: to look up a network's device takes longer than most other things here."""
         self._eager: set[Learner] = set()
         for learner in self.learners:
             if reason := why_not_capturable(learner):

@@ -63,7 +63,7 @@ class GrowingOptimizer:
     def add(self, slot: int, parameters: Iterable[Tensor], near: Iterable[Sequence[Tensor]] = ()) -> str:
         """Take a seed's parameters in, as the group of `slot`. Gives a line that says whose settings they got.
 
-        `near` are the host's parameters around the slot, the nearest first: their group lends its settings.
+        `near` are the host's parameters around the slot, the nearest first: the seed takes the settings of their group.
         """
         index = self._group_of(near)
         host = self.optimizer.param_groups[index]
@@ -130,7 +130,7 @@ class GrowingOptimizer:
         groups = self.optimizer.param_groups
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         with self._rates(rates):
-            for group in groups:  # torch asks for the flag during a capture, and warns of it otherwise
+            for group in groups:  # torch requires the flag during a capture, and warns of it otherwise
                 group["capturable"] = capturing
             self.optimizer.step()
 

@@ -35,7 +35,7 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What `save` wrote, and what a reader of it should know."""
+    """What `save` wrote, and its warnings."""
 
     directory: Path
     files: tuple[str, ...]
@@ -45,7 +45,7 @@ class Saved:
 
 def flops_per_example(model: nn.Module, example: Any) -> int:
     """Floating-point operations of one example's forward pass: matrix products, convolutions and attention."""
-    # Fused attention is no operator that the counter knows (it would count as nothing); its parts are.
+    # The counter has no entry for fused attention, which would count as nothing; it has entries for its parts.
     counter = FlopCounterMode(display=False)
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
@@ -135,7 +135,7 @@ def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     owners: dict[Any, str] = {}
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
-            continue  # state that a module keeps by code of its own: the architecture's class knows how
+            continue  # state that a module keeps by code of its own: the architecture's class restores it
         same = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else name
         if (owner := owners.setdefault(same, name)) != name:
             tied[name] = owner

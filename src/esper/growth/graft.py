@@ -41,7 +41,7 @@ class Grafted(nn.Module):
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name.startswith("__"):  # copying and pickling ask for these: they must mean this object
+            if name.startswith("__"):  # copying and pickling read these: they must mean this object
                 raise
             return getattr(super().__getattr__("host"), name)
 

@@ -1,8 +1,8 @@
-"""What the axes of a slot's output mean, read off the layers around it, and asked for where they do not say.
+"""What the axes of a slot's output mean, read off the layers around it; where they do not say, `layouts=` must.
 
 A convolution or a batch norm has its channels in axis 1, a linear layer or a layer norm in the last one. The layers
 that made the slot's very tensor or that take it say most, then those inside of the slot's module, then its neighbours
-in the order of the forward pass. Sizes alone decide nothing: where two readings fit, the user is asked.
+in the order of the forward pass. Sizes alone decide nothing: where two readings fit, `layouts=` is required.
 """
 
 from __future__ import annotations

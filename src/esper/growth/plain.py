@@ -139,7 +139,7 @@ def check_exportable(growing: GrowingModel, example: Any) -> None:
                     expected = call(growing.host, example)
                 try:
                     gap = output_gap(expected, call(exported, example))
-                except Exception:  # a parent that indexes its slot, or asks for its type
+                except Exception:  # a parent that indexes its slot, or checks its type
                     gap = math.inf
             finally:
                 slot.mode = SlotMode.LIVE

@@ -30,7 +30,7 @@ class Recorded:
 
     @classmethod
     def of(cls, output: Any) -> Recorded | None:
-        """None when the output is not made of tensors in plain containers, so that nothing can vouch for it."""
+        """None if the output is not made of tensors in plain containers: changes in place would not be noticed."""
         tensors = _tensors_in(output)
         if tensors is None or any(tensor.is_inference() for tensor in tensors):  # those have no version counter
             return None
@@ -78,12 +78,12 @@ class PassRecorder:
 
     def _note(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._replaying:
-            # Called again within one pass, unlike in the probe: one answer cannot stand for both.
+            # Called again within one pass, unlike in the probe: one output cannot stand for both.
             self._outputs[module] = None if module in self._outputs else Recorded.of(output)
 
     @contextmanager
     def up_to(self, slot_module: nn.Module) -> Iterator[None]:
-        """Within, every tap that finished no later than `slot_module` answers from memory."""
+        """Within, every tap that finished no later than `slot_module` returns its recorded output."""
         if not self._outputs:
             raise RuntimeError("replay needs a recorded forward pass")
         # A pass may leave a slot out (layer drop); then nothing is known to come before it.

@@ -2,7 +2,7 @@
 
 Esper's own hosts, and others given as `host=`, are rebuilt from `architecture.json` and `model.safetensors`. A host
 whose class is the user's can only come back as the program in `model.pt2`. A program may be made to run any code, so
-it is loaded for those who ask for it, and checked even then (see `program.py`).
+it is loaded only with `trust_program`, and checked even then (see `program.py`).
 """
 
 from __future__ import annotations
@@ -47,8 +47,8 @@ def load(directory: str | Path, *, host: nn.Module | None = None, trust_program:
     that lies in the directory.
 
     Without the class, `trust_program=True` loads the exported program: it gives the same outputs, and can neither
-    change its mode nor be grown. A program from a stranger can do whatever a Python file from a stranger can: Esper
-    refuses what it recognises, and cannot recognise everything.
+    change its mode nor be grown. A program of unknown origin is as dangerous as a Python file of unknown origin:
+    Esper refuses what it recognises, and cannot recognise everything.
     """
     folder = Path(directory)
     architecture = read_architecture(folder)
@@ -159,7 +159,7 @@ def _check_types(data: dict[str, Any], annotated: Any, damaged: str) -> None:
     """Refuse plain data of another type than annotated. It may pass for something else: 'no' is true to Python."""
     try:
         hints = get_type_hints(annotated)
-    except NameError:  # somebody's own host, with types that are known to the type checker alone
+    except NameError:  # a user's host, with types that only the type checker can resolve
         return
     for name, wanted in hints.items():
         if name in data and not _fits(data[name], wanted):

@@ -34,12 +34,12 @@ def find_visibility(
     example: Any,
     shapes: Mapping[str, SlotShape],
     seen: Probe,
-    asked: str | Mapping[str, str] | None,
+    given: str | Mapping[str, str] | None,
 ) -> dict[str, Visibility]:
-    """By slot. `asked` is the user's own word, for all slots or by path or pattern."""
+    """By slot. `given` is what the user passed, for all slots or by path or pattern."""
     found: dict[str, Visibility] = {}
     for path, shape in shapes.items():
-        word = _asked(path, asked)
+        word = _given(path, given)
         if word is not None:
             found[path] = _for_layout(word, shape)
     unknown = {path: shape for path, shape in shapes.items() if path not in found}
@@ -61,8 +61,8 @@ def _for_layout(word: Visibility, shape: SlotShape) -> Visibility:
     return "position" if word == "causal" and shape.layout == "conv2d" else word
 
 
-def _asked(path: str, asked: str | Mapping[str, str] | None) -> Visibility | None:
-    named = {"*": asked} if isinstance(asked, str) else asked or {}
+def _given(path: str, given: str | Mapping[str, str] | None) -> Visibility | None:
+    named = {"*": given} if isinstance(given, str) else given or {}
     for pattern, word in named.items():
         if word not in VISIBILITIES:
             raise AttachError(f"unknown visibility {word!r}: choose one of {', '.join(VISIBILITIES)}")
@@ -104,7 +104,7 @@ def _masks_mean_what_they_are_called(model: nn.Module, example: Any, seen: Probe
 
 
 def _is_masked(seen: Probe) -> bool:
-    """Whether any module is told what is padding: by a mask, or by a packed sequence."""
+    """Whether any module gets information about padding: a mask, or a packed sequence."""
     for module, call in seen.passes[1].items():
         for name, value in call.inputs(module).items():
             square = isinstance(value, Tensor) and value.dim() == 2 and value.shape[0] == value.shape[1] != 3

@@ -179,7 +179,7 @@ def _takes_one_example(model: nn.Module, example: Any) -> bool:
         model.train()
         try:
             call(model, with_batch(example, 1))
-        except Exception as error:  # whatever else a batch of one does to it is not asked here
+        except Exception as error:  # other errors of a batch of one are not checked here
             return "more than 1 value per channel" not in str(error)
     return True
 

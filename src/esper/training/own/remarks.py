@@ -1,4 +1,4 @@
-"""What a user should know about a run, one plain sentence each: why nothing grew, or that it ended at chance.
+"""Remarks about a run, one plain sentence each: why nothing grew, or that it ended at chance.
 
 Part of it is known before the first epoch (`outlook`), the rest at the end (`remarks`). Nothing here changes a run.
 """

@@ -61,7 +61,7 @@ class Grown:
     interrupted: bool
     """The run was stopped before its last epoch."""
     remarks: tuple[str, ...] = ()
-    """What a person should know about this run, a sentence each: why nothing grew, that it ended at chance, …"""
+    """A sentence each: why nothing grew, that the run ended at chance, …"""
 
     @property
     def parameters(self) -> int:
@@ -169,7 +169,7 @@ def _finish(
     history = History(
         before.controller.name, slots, model.host_parameters, tuple(records), tuple(settled), before.rent, values
     )
-    exported = plain_model(model, share=True).eval()  # the growing model ends here, so its tensors can live on
+    exported = plain_model(model, share=True).eval()  # the growing model ends here, so its tensors can be shared
     held_out = [_evaluate(learner, test) for learner in learners] if test else []
     targets = Targets(grown.feed.validation, before)
     validation = [_evaluate_export(grown, exported, targets)]
