@@ -2,8 +2,8 @@
 
 torch.export's own loader unpickles whatever an archive contains, evaluates symbolic sizes and guards as Python, looks
 up operators by any dotted name, and writes names into Python that it runs: a .pt2 of unknown origin is as dangerous as
-a pickle. What is written here needs none of that, so `read_program` refuses an archive that does. It is a second line of
-defence, written for one version of torch. The first is that a program is loaded only if its origin is trusted.
+a pickle. What is written here needs none of that, so `read_program` refuses an archive that does. It is a second line
+of defence, written for one version of torch. The first is that a program is loaded only if its origin is trusted.
 """
 
 from __future__ import annotations
