@@ -18,8 +18,8 @@ from functools import partial
 
 import torch
 
+from esper.engine.gc_control import deferred_gc
 from esper.engine.precision import Precision
-from esper.engine.quiet import quiet_collector
 from esper.training.speed import UNIT, Images, Steps, Work, measure_images, measure_steps, share_outside_torch
 
 LARGE, LARGE_BATCH = Work(channels=(32, 64, 128)), Work(channels=(32, 64, 128), batch=512)
@@ -104,7 +104,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "steps": partial(steps, device, chosen.soak),
             "images": partial(images, device),
         }
-        with quiet_collector(device):
+        with deferred_gc(device):
             for name in parts:
                 found: list[dict[str, object]] = []
                 report[name] = found

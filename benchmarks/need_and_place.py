@@ -38,7 +38,7 @@ from esper.policy.schedule import FixedSchedule, Planting
 from esper.tasks.family import Draw, Family, get_family
 from esper.tasks.feed import chunks
 from esper.tasks.mixed import KINDS
-from esper.training.growth_run import settle
+from esper.training.own.run import settle
 
 RENT = 5.0
 GERMINATE = 2  # epoch

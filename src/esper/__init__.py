@@ -9,26 +9,25 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from esper.growth.attach import attach
+    from esper.growth.attach import attach, inspect
     from esper.growth.blueprints import blueprint
     from esper.growth.export import load
-    from esper.growth.inspection import inspect
     from esper.growth.model import GrowingModel
-    from esper.training.growing import grow
-    from esper.training.growth_run import Grown
-    from esper.training.remarks import GrowthWarning
+    from esper.training.own.grow import grow
+    from esper.training.own.remarks import GrowthWarning
+    from esper.training.own.run import Grown
 
 __version__ = "0.1.0"
 __all__ = ["GrowingModel", "Grown", "GrowthWarning", "attach", "blueprint", "grow", "inspect", "load"]
 
 _HOME = {
     "GrowingModel": "esper.growth.model",
-    "Grown": "esper.training.growth_run",
-    "GrowthWarning": "esper.training.remarks",
+    "Grown": "esper.training.own.run",
+    "GrowthWarning": "esper.training.own.remarks",
     "attach": "esper.growth.attach",
     "blueprint": "esper.growth.blueprints",
-    "grow": "esper.training.growing",
-    "inspect": "esper.growth.inspection",
+    "grow": "esper.training.own.grow",
+    "inspect": "esper.growth.attach",
     "load": "esper.growth.export",
 }
 

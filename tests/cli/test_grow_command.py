@@ -15,8 +15,8 @@ from esper.cli.grow_watch import show, worth
 from esper.cli.places import new_folder
 from esper.lifecycle import Contrast
 from esper.tasks import load_task
-from esper.training.growing import grow_task
-from esper.training.growth_run import Grown
+from esper.training.own.grow import grow_task
+from esper.training.own.run import Grown
 
 Capture = pytest.CaptureFixture[str]
 QUICK = ["grow", "--task", "digits", "--epochs", "1", "--controller", "none", "--no-control", "--json"]
@@ -112,6 +112,9 @@ def test_the_learned_controller_shows_what_its_choices_were_worth(capsys: Captur
     assert " sure (next: " in " ".join(said.split())
     assert " ± " in said
     assert "worth: points of validation accuracy" in said
+    assert "leave-one-out" in said
+    assert "Shapley value" in said
+    assert "all together" in said
 
 
 # -- remarks, rent and score -------------------------------------------------------------------------------------------

@@ -5,18 +5,19 @@ Covers: R138, and the counterfactuals that DESIGN 3 names
 
 from __future__ import annotations
 
+import math
 from itertools import permutations
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.engine.counterfactual import all_off, interaction, shapley, shapley_weights
-from esper.engine.measure import Pending, evaluate, gather
+from esper.engine.counterfactual import all_off, interaction, orders_of, seed_values, shapley_weights
+from esper.engine.measure import Pending, SetScore, evaluate, gather
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
-from esper.growth.slot import Mode, Slot
-from esper.lifecycle import Stage
+from esper.growth.slot import Slot, SlotMode
+from esper.lifecycle import Contrast, Stage
 from esper.tasks.registry import cross_entropy, percent_correct
 from small_worlds import EAGER, PATIENT, WORLDS, plant
 
@@ -32,6 +33,12 @@ def minus_mean(outputs: Tensor, targets: Tensor) -> Tensor:
 
 def answer(pending: Pending):  # type: ignore[no-untyped-def, type-arg]
     return gather([pending])[0]
+
+
+def shapley(*args, **kwargs) -> Pending[dict[int, Contrast]]:  # type: ignore[no-untyped-def]
+    """The Shapley values of `seed_values` alone."""
+    pending = seed_values(*args, **kwargs)
+    return Pending(pending.numbers, lambda n: {i: value.shapley for i, value in pending.read(n).items()})
 
 
 # -- by hand -----------------------------------------------------------------------------------------------------------
@@ -114,7 +121,7 @@ def test_weights_by_hand_for_three_players() -> None:
     # Coalitions of the two others count 1/3 (none), 1/6 and 1/6 (one), 1/3 (both).
     model = product(2.0, 3.0, 5.0)
     a, b, c = model.slots
-    assert shapley_weights([a, b, c], a) == {
+    assert shapley_weights(orders_of([a, b, c]), a) == {
         frozenset({b, c}): pytest.approx(1 / 3),
         frozenset({a, b, c}): pytest.approx(-1 / 3),
         frozenset({c}): pytest.approx(1 / 6),
@@ -138,18 +145,19 @@ def test_symmetry_equal_seeds_get_equal_shares() -> None:
 
 def test_dummy_a_seed_that_does_nothing_gets_nothing() -> None:
     shares = answer(shapley(product(2.0, 1.0, 3.0), examples(1.0, 2.0), minus_mean, value_of))
-    assert (shares[1].accuracy, shares[1].loss, shares[1].error) == (0.0, 0.0, 0.0)
+    nothing = pytest.approx(0.0, abs=1e-12)
+    assert (shares[1].accuracy, shares[1].loss, shares[1].error) == (nothing, nothing, nothing)
 
 
 def brute_force(model: GrowingModel, x: Tensor, y: Tensor, off: frozenset[Slot]) -> tuple[float, float]:
     """Accuracy and loss of the whole host, from the input on, with some seeds left out."""
     model.eval()
     for slot in off:
-        slot.mode = Mode.OFF
+        slot.mode = SlotMode.OFF
     with torch.no_grad():
         outputs = model.host(x)
     for slot in off:
-        slot.mode = Mode.LIVE
+        slot.mode = SlotMode.LIVE
     return percent_correct(outputs, y).double().mean().item(), cross_entropy(outputs, y).item()
 
 
@@ -267,12 +275,55 @@ def test_asking_leaves_no_trace() -> None:
     assert all(torch.equal(tensor, state[name]) for name, tensor in model.state_dict().items())
 
 
-def test_more_than_four_seeds_are_refused_unless_some_are_named() -> None:
-    model = product(1.1, 1.2, 1.3, 1.4, 1.5)
-    with pytest.raises(ValueError, match="5 seeds need 32 networks; name at most 4 slots"):
-        shapley(model, examples(1.0), minus_mean, value_of)
-    assert len(answer(shapley(model, examples(1.0), minus_mean, value_of, model.slots[1:]))) == 4
-    assert answer(all_off(model, examples(1.0), minus_mean, value_of)).accuracy > 0  # one network: any number will do
+def test_of_many_seeds_some_orders_are_sampled_and_the_values_still_sum_to_the_whole() -> None:
+    gains = (1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7)
+    model = product(*gains)
+    shares = answer(shapley(model, examples(1.0), minus_mean, value_of))
+    assert sum(share.accuracy for share in shares.values()) == pytest.approx(math.prod(gains) - 1, rel=1e-5)
+    assert [share.accuracy for share in shares.values()] == sorted(share.accuracy for share in shares.values())
+    orders = orders_of(model.slots)
+    assert len(orders) == 8
+    assert all(order[::-1] in orders for order in orders)  # the first of one is the last of another
+    assert len(orders_of(model.slots[:6])) == math.factorial(6)
+
+
+def test_a_seed_has_its_leave_one_out_contribution_beside_its_share() -> None:
+    # Gains 2 and 3, x = 1: without the first the value falls from 6 to 3, without the second to 2.
+    values = answer(seed_values(product(2.0, 3.0), examples(1.0), minus_mean, value_of))
+    assert [value.contribution.accuracy for value in values.values()] == [pytest.approx(3), pytest.approx(4)]
+    assert [value.shapley.accuracy for value in values.values()] == [pytest.approx(2), pytest.approx(3)]
+
+
+class Largest(SetScore):
+    """The largest output of the whole set, which is no mean over examples."""
+
+    def __init__(self) -> None:
+        self.values: list[Tensor] = []
+        self.blocks: list[Tensor] = []
+
+    def start(self, blocks: int) -> SetScore:
+        return Largest()
+
+    def update(self, outputs: Tensor, targets: Tensor, block: Tensor) -> None:
+        self.values.append(outputs[:, 0])
+        self.blocks.append(block)
+
+    def compute(self, blocks: int) -> list[float]:
+        values, block = torch.cat(self.values), torch.cat(self.blocks)
+        return [float(values.max()), *(float(values[block != b].max()) for b in range(blocks))]
+
+
+def test_a_score_of_the_whole_set_by_hand_and_in_several_passes(monkeypatch: pytest.MonkeyPatch) -> None:
+    # x = 1 and 2, gains 2 and 3: the largest value is 4 times that of x = 1, so the shares are 4·2 and 4·3.
+    # Without x = 2 they are 2 and 3, without x = 1 the same as of all: jackknife errors |8 - 2| / 2 and |12 - 3| / 2.
+    model = product(2.0, 3.0)
+    for at_once in (8, 1):
+        monkeypatch.setattr("esper.engine.counterfactual.AT_ONCE", at_once)
+        values = answer(seed_values(model, lambda: examples(1.0, 2.0), minus_mean, Largest()))
+        assert [value.shapley.accuracy for value in values.values()] == [pytest.approx(8), pytest.approx(12)]
+        assert [value.shapley.error for value in values.values()] == [pytest.approx(3), pytest.approx(4.5)]
+        assert [value.contribution.accuracy for value in values.values()] == [pytest.approx(12), pytest.approx(16)]
+        assert values[0].shapley.loss == pytest.approx(5)  # the mean of 2 and 8, as for a score per example
 
 
 @pytest.mark.parametrize("question", [shapley, all_off, interaction])

@@ -23,7 +23,7 @@ from esper.engine.learner import Learner
 from esper.engine.measure import gather
 from esper.lifecycle import Rules, Stage
 from esper.tasks.registry import cross_entropy
-from esper.training.growth_run import DivergedError
+from esper.training.own.run import DivergedError
 from small_worlds import EAGER, germinate
 
 SLOW_BLEND = Rules(training_epochs=1, gradient_activity=0.0, shadow_benefit=-1e9, blending_epochs=6)

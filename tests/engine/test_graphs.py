@@ -22,11 +22,11 @@ from torch.optim.lr_scheduler import OneCycleLR
 from esper.actions import WAIT, Action, Op
 from esper.engine.captured import CapturedEpoch
 from esper.engine.eager import EagerEngine, EpochRecord
-from esper.engine.fingerprint import Once, module_fingerprint, value_fingerprint
+from esper.engine.fingerprint import CachedFingerprint, module_fingerprint, value_fingerprint
+from esper.engine.graph_storage import why_not_capturable
 from esper.engine.graphs import GraphCache, GraphEngine
 from esper.engine.learner import Learner
 from esper.engine.optimizer import GrowingOptimizer
-from esper.engine.static import why_not_static
 from esper.growth.attach import attach
 from esper.growth.blueprints import fitting
 from esper.tasks.feed import LoaderFeed, TensorFeed
@@ -145,7 +145,7 @@ def test_every_blueprint_in_every_stage(name: str, device: str) -> None:
 @pytest.mark.parametrize("device", DEVICES)
 def test_what_one_learner_leaves_in_the_cache_serves_the_next_and_both_keep_their_numbers(device: str) -> None:
     make, script = maker(BUILT_IN["conv2d"], device), life("conv", "depthwise")
-    cache = GraphCache(lanes=2)
+    cache = GraphCache(streams=2)
     first = GraphEngine([make(0), make(1)], [None, None], cache=cache)
     run(first, [script, script])
     captured = cache.captures
@@ -198,7 +198,7 @@ def test_updates_in_blocks_and_data_by_address_or_copied(
     monkeypatch: pytest.MonkeyPatch, block: int, copied: int
 ) -> None:
     monkeypatch.setattr("esper.engine.captured.BLOCK", block)
-    monkeypatch.setattr("esper.engine.static.COPIED_BYTES", copied)
+    monkeypatch.setattr("esper.engine.graph_storage.COPIED_BYTES", copied)
     make, script = maker(BUILT_IN["mlp"], "cpu"), life("mlp", "mlp")
     assert_same(run(GraphEngine([make(0)], [None]), [script]), run(EagerEngine([make(0)], [None]), [script]))
 
@@ -242,15 +242,15 @@ def test_python_prepares_one_part_while_the_device_works_on_another(monkeypatch:
 
 
 def test_neighbours_have_lanes_of_their_own_whatever_grows() -> None:
-    """They are launched together: on one lane they would wait for each other. A new episode finds the same places."""
-    make, cache = maker(BUILT_IN["mlp"], "cpu"), GraphCache(lanes=3)
+    """They are launched together: on one stream they would wait for each other. A new episode finds the same places."""
+    make, cache = maker(BUILT_IN["mlp"], "cpu"), GraphCache(streams=3)
     for _ in range(2):
         learners = [make(seed) for seed in range(6)]
         engine = GraphEngine(learners, [None] * 6, cache=cache)
-        lanes = cache.of(torch.device("cpu"))
+        cached = cache.of(torch.device("cpu"))
         for action in (WAIT, germinate(0, "mlp"), WAIT, WAIT, WAIT):
             engine.step([action, WAIT] * 3)
-            at = [lanes.lanes.index(lanes.epoch_of(learner).lane) for learner in learners]
+            at = [cached.streams.index(cached.epoch_of(learner).stream) for learner in learners]
             assert at == [0, 1, 2, 0, 1, 2]
         captures = cache.captures
         cache.release()
@@ -274,17 +274,17 @@ def test_settings_that_a_graph_would_freeze_are_refused() -> None:
     make = maker(
         BUILT_IN["mlp"], "cpu", lambda ps, device: torch.optim.SGD(ps, lr=0.1, momentum=0.9, dampening=0.5, fused=True)
     )
-    assert "dampening" in why_not_static(make(0))
+    assert "dampening" in why_not_capturable(make(0))
     make = maker(BUILT_IN["mlp"], "cpu")
     cycling = make(0)
     cycling.optimizer.schedulers = [OneCycleLR(cycling.optimizer.optimizer, max_lr=0.1, total_steps=9)]
-    assert "momentum" in why_not_static(cycling)
-    assert why_not_static(make(0)) == ""
+    assert "momentum" in why_not_capturable(cycling)
+    assert why_not_capturable(make(0)) == ""
 
 
 def test_what_is_released_is_forgotten_and_what_waits_too_long_goes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.engine.captured.MOST_FREE", 3)
-    make, cache = maker(BUILT_IN["mlp"], "cpu"), GraphCache(lanes=2)
+    make, cache = maker(BUILT_IN["mlp"], "cpu"), GraphCache(streams=2)
     engine = GraphEngine([make(0)], [None], cache=cache)
     run(engine, [life("mlp", "mlp")])
     assert len(engine.learners) == cache.in_use == 1
@@ -293,7 +293,7 @@ def test_what_is_released_is_forgotten_and_what_waits_too_long_goes(monkeypatch:
     cache.release()
     assert cache.in_use == 0
     assert sum(map(len, kept._free.values())) == 3
-    assert [lane.busy for lane in kept.lanes] == [0, 0]
+    assert [stream.busy for stream in kept.streams] == [0, 0]
     del engine
     gc.collect()
     assert gone() is None
@@ -303,7 +303,7 @@ def test_what_is_released_is_forgotten_and_what_waits_too_long_goes(monkeypatch:
 
 @pytest.mark.parametrize("by_hand", [False, True])
 def test_a_released_network_keeps_its_numbers_at_addresses_of_its_own(by_hand: bool) -> None:
-    make, cache = maker(BUILT_IN["conv2d"], "cpu"), GraphCache(lanes=1)
+    make, cache = maker(BUILT_IN["conv2d"], "cpu"), GraphCache(streams=1)
     (learner,) = GraphEngine([make(0)], [None], cache=cache).learners
     epoch = cache.of(torch.device("cpu")).epoch_of(learner)
     if by_hand:  # a user has moved it meanwhile, and it stays as it is
@@ -318,7 +318,7 @@ def test_a_released_network_keeps_its_numbers_at_addresses_of_its_own(by_hand: b
 
 def test_an_interrupted_epoch_leaves_no_trace_for_the_next_learner(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("esper.engine.captured.BLOCK", 1)
-    make, cache = maker(BUILT_IN["mlp"], "cpu"), GraphCache(lanes=1)
+    make, cache = maker(BUILT_IN["mlp"], "cpu"), GraphCache(streams=1)
     first = make(0)
     epoch = cache.of(torch.device("cpu")).epoch_of(first)
     epoch._updates()  # one block of three, and then nothing more
@@ -400,6 +400,6 @@ def test_a_fingerprint_is_compared_in_full_only_once_with_its_equal() -> None:
         def __hash__(self) -> int:
             return 1
 
-    one, same, other = Once((Told(), 1)), Once((Told(), 1)), Once((Told(), 2))
+    one, same, other = CachedFingerprint((Told(), 1)), CachedFingerprint((Told(), 1)), CachedFingerprint((Told(), 2))
     assert [one == same, one == same, one != other, {one: 5}[same]] == [True, True, True, 5]
     assert Told.compared == 1

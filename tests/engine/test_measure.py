@@ -19,7 +19,7 @@ from esper.engine.measure import Pending, evaluate, gather, jackknife_error, sta
 from esper.growth.attach import attach
 from esper.growth.blueprints import fitting
 from esper.growth.model import GrowingModel
-from esper.growth.slot import Mode, Slot
+from esper.growth.slot import Slot, SlotMode
 from esper.lifecycle import Stage
 from esper.tasks.data import Split
 from esper.tasks.feed import chunks
@@ -27,15 +27,15 @@ from esper.tasks.registry import cross_entropy, percent_correct
 from small_worlds import WORLDS, learner_for, plant, run_epoch
 
 
-def brute_force(model: GrowingModel, slot: Slot, mode: Mode, data: Split) -> tuple[float, float, float]:
+def brute_force(model: GrowingModel, slot: Slot, mode: SlotMode, data: Split) -> tuple[float, float, float]:
     """(accuracy, loss, standard error) of having the seed, from two separate full passes over everything."""
     model.eval()
     with torch.no_grad():
         base = model(data.x)
         slot.mode = mode
         other = model.host(data.x)
-        slot.mode = Mode.LIVE
-    with_seed, without = (other, base) if mode is Mode.SHADOW else (base, other)
+        slot.mode = SlotMode.LIVE
+    with_seed, without = (other, base) if mode is SlotMode.SHADOW else (base, other)
     difference = (percent_correct(with_seed, data.y) - percent_correct(without, data.y)).double().numpy()
     saved = float(cross_entropy(without, data.y)) - float(cross_entropy(with_seed, data.y))
     return float(difference.mean()), saved, float(difference.std(ddof=1) / len(difference) ** 0.5)
@@ -55,7 +55,7 @@ def test_contrasts_equal_two_full_passes_over_everything(name: str) -> None:
             plant(model, slot, fitting(slot.shape)[-1].name, stage)
         measured = [s for s in model.slots if s.seed is not None and s.life.stage is not Stage.FOSSILIZED]
         expected = {
-            s.index: brute_force(model, s, Mode.SHADOW if s.life.stage is Stage.TRAINING else Mode.OFF, data)
+            s.index: brute_force(model, s, SlotMode.SHADOW if s.life.stage is Stage.TRAINING else SlotMode.OFF, data)
             for s in measured
         }
         found = gather([evaluate(model, chunks(data, 7), cross_entropy, percent_correct, contrasts=measured)])[0]

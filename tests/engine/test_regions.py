@@ -75,7 +75,7 @@ def test_the_graph_engine_trains_compiled_networks_in_bfloat16(monkeypatch: pyte
     """Regions, seeds and the loss, through a seed's whole life; a shadow pass asks for no gradients of the host."""
     compiled = torch.compile
     monkeypatch.setattr(torch, "compile", lambda f, **options: compiled(f, backend="eager", **options))
-    monkeypatch.setattr("esper.engine.precision.HALF_DEVICES", frozenset({"cpu"}))
+    monkeypatch.setattr("esper.engine.precision.BF16_DEVICES", frozenset({"cpu"}))
     task = generated_images(Work(channels=(4, 6), size=8, batch=16, updates=3, validation=16))
     rules = Rules(training_epochs=1, gradient_activity=0.0, shadow_benefit=-1e9, blending_epochs=2)
     losses, captures = [], []

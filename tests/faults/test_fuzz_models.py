@@ -20,10 +20,10 @@ from torch import Tensor, nn
 
 from esper.growth.attach import attach
 from esper.growth.export import LoadError, load, save
-from esper.growth.folder import sealed
 from esper.growth.model import GrowingModel
 from esper.lifecycle import Stage
 from esper.tasks.hosts import Conv1dHost, GPTHost, MLPHost
+from saved_models import sealed
 from small_worlds import advance
 
 COUNT = int(os.environ.get("ESPER_FUZZ_CASES", "0"))

@@ -35,7 +35,6 @@ from esper.growth.blueprints import (
     gate,
     get_blueprint,
     registry,
-    rotary,
     sequence,
 )
 from esper.growth.graft import readable
@@ -506,7 +505,7 @@ def test_seed_refuses_an_unknown_blend() -> None:
 def sources() -> str:
     """All classes and functions of blueprints as text, without decorators, in the order of their definition."""
     parts = ["from __future__ import annotations"]
-    for module in (rotary, conv, dense, sequence, gate):
+    for module in (conv, dense, sequence, gate):
         for node in ast.parse(inspect.getsource(module)).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 text = inspect.getsource(getattr(module, node.name))

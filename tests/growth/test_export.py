@@ -25,9 +25,9 @@ from esper.growth.attach import attach
 from esper.growth.blueprints import blueprint, fitting
 from esper.growth.blueprints.registry import _REGISTRY
 from esper.growth.export import ExportError, LoadError, flops_per_example, grafts_of, load, plain_model, save
-from esper.growth.folder import sealed
 from esper.growth.graft import Grafted, fill
 from esper.growth.standalone import NotPortableError, model_source
+from saved_models import sealed
 
 HOSTS = ("mlp", "conv1d", "conv2d", "gpt")
 SLOPE = 0.1

@@ -20,7 +20,7 @@ from torch.export.pt2_archive._package import load_pt2
 
 from esper.growth.attach import attach
 from esper.growth.export import LoadError, load, plain_model, save
-from esper.growth.folder import sealed
+from saved_models import sealed
 
 
 class Block(nn.Module):

@@ -16,11 +16,11 @@ from safetensors.torch import save_file
 from test_export_foreign import ResNet, archive
 
 from esper.growth.export import LoadError, load, save
-from esper.growth.folder import sealed
 from esper.growth.plain import grafts_of
 from esper.growth.program import ProgramError, read_program
 from esper.growth.standalone import _HOSTS, NotPortableError, model_source, portable_host
 from esper.tasks.hosts import MLPHost
+from saved_models import sealed
 
 EVIL = "(__import__('pathlib').Path('exploded').touch())"
 

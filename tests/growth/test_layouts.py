@@ -12,9 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.parametrizations import weight_norm
 
-from esper.growth.attach import AttachError, attach
+from esper.growth.attach import AttachError, attach, inspect
 from esper.growth.export import load, save
-from esper.growth.inspection import inspect
 from esper.growth.plain import plain_model
 from esper.lifecycle import Stage
 from small_worlds import force

@@ -14,12 +14,12 @@ from torch import Tensor, nn
 from esper.growth.attach import attach
 from esper.growth.blueprints import fitting
 from esper.growth.model import GrowingModel
-from esper.growth.slot import Mode, Slot
+from esper.growth.slot import Slot, SlotMode
 from esper.lifecycle import Stage
 from small_worlds import WORLDS, World, plant
 
 
-def full_run(model: GrowingModel, changes: dict[Slot, Mode], x: Tensor) -> Tensor:
+def full_run(model: GrowingModel, changes: dict[Slot, SlotMode], x: Tensor) -> Tensor:
     """The slow, obvious way: the whole host, with the slots switched and nothing remembered."""
     for slot, mode in changes.items():
         slot.mode = mode
@@ -27,7 +27,7 @@ def full_run(model: GrowingModel, changes: dict[Slot, Mode], x: Tensor) -> Tenso
         return model.host(x)
     finally:
         for slot in model.slots:
-            slot.mode = Mode.LIVE
+            slot.mode = SlotMode.LIVE
 
 
 def grown(world: World, stages: tuple[Stage, ...]) -> GrowingModel:
@@ -38,10 +38,10 @@ def grown(world: World, stages: tuple[Stage, ...]) -> GrowingModel:
     return model
 
 
-def combinations(model: GrowingModel) -> list[dict[Slot, Mode]]:
+def combinations(model: GrowingModel) -> list[dict[Slot, SlotMode]]:
     """Every non-empty choice of OFF and SHADOW over the first three slots."""
     slots = model.slots[:3]
-    choices = itertools.product((None, Mode.OFF, Mode.SHADOW), repeat=len(slots))
+    choices = itertools.product((None, SlotMode.OFF, SlotMode.SHADOW), repeat=len(slots))
     changes = [{s: m for s, m in zip(slots, modes, strict=True) if m is not None} for modes in choices]
     return [change for change in changes if change]
 
@@ -67,7 +67,7 @@ def test_a_replay_in_training_mode_equals_a_full_run_as_well(name: str) -> None:
     """Batch norms then use the batch; no dropout, so that both runs are the same function."""
     model = grown(WORLDS[name], (Stage.BLENDING, Stage.TRAINING)).train()
     x = WORLDS[name].examples(5).x
-    modes = {slot: Mode.SHADOW if slot.life.stage is Stage.TRAINING else Mode.OFF for slot in model.slots}
+    modes = {slot: SlotMode.SHADOW if slot.life.stage is Stage.TRAINING else SlotMode.OFF for slot in model.slots}
     full_runs = {slot: full_run(model, {slot: mode}, x) for slot, mode in modes.items()}
     with model.recording():
         model(x)
@@ -119,11 +119,11 @@ def test_a_replay_skips_the_work_before_its_first_slot() -> None:
         host.work()
         model(x)
         assert host.work() == [1] * 9  # front 2, layers 6, head 1
-        model.replay({model.slots[1]: Mode.OFF}, x)
+        model.replay({model.slots[1]: SlotMode.OFF}, x)
         assert host.work() == [0, 0, 0, 0, 0, 0, 1, 1, 1]  # layers 4 and 5, head
-        model.replay({model.slots[0]: Mode.OFF}, x)
+        model.replay({model.slots[0]: SlotMode.OFF}, x)
         assert host.work() == [0, 0, 0, 0, 1, 1, 1, 1, 1]  # from layer 2 on
-        model.replay({model.slots[1]: Mode.OFF, model.slots[0]: Mode.OFF}, x)
+        model.replay({model.slots[1]: SlotMode.OFF, model.slots[0]: SlotMode.OFF}, x)
         assert host.work() == [0, 0, 0, 0, 1, 1, 1, 1, 1]
     model(x)
     assert host.work() == [1] * 9
@@ -177,7 +177,7 @@ def test_a_module_that_is_called_twice_only_in_training_is_not_answered_from_its
     model = attach(Twice(), ["layers.3"], torch.randn(2, 4)).train()
     plant(model, model.slots[0], "mlp", Stage.HOLDING)
     x = torch.randn(3, 4)
-    changes = {model.slots[0]: Mode.OFF}
+    changes = {model.slots[0]: SlotMode.OFF}
     expected = full_run(model, changes, x)
     with torch.no_grad(), model.recording():
         model(x)
@@ -221,7 +221,7 @@ def test_a_forward_that_the_user_set_on_an_instance_is_still_there_afterwards() 
     x = torch.randn(3, 4)
     with torch.no_grad(), model.recording():
         before = model(x)
-        model.replay({model.slots[0]: Mode.OFF}, x)
+        model.replay({model.slots[0]: SlotMode.OFF}, x)
     assert host.layers[0].forward is mine
     assert torch.equal(model(x), before)
 
@@ -239,7 +239,7 @@ def test_outputs_of_inference_mode_are_computed_afresh() -> None:
     model = attach(Frozen(), ["layers.2"], torch.randn(2, 4))
     plant(model, model.slots[0], "mlp", Stage.HOLDING)
     x = torch.randn(3, 4)
-    changes = {model.slots[0]: Mode.OFF}
+    changes = {model.slots[0]: SlotMode.OFF}
     expected = full_run(model, changes, x)
     with torch.no_grad(), model.recording():
         model(x)
@@ -258,7 +258,7 @@ def test_an_error_inside_a_replay_leaves_the_host_usable() -> None:
             pass
         host.head = real
         assert torch.equal(model(x), before)
-    assert model.slots[0].mode is Mode.LIVE
+    assert model.slots[0].mode is SlotMode.LIVE
     assert all("forward" not in vars(module) for module in host.modules())
 
 
@@ -266,8 +266,8 @@ def test_a_replay_without_a_recorded_pass_is_refused() -> None:
     model = attach(Chain(), ["layers.2"], torch.randn(2, 4))
     plant(model, model.slots[0], "mlp", Stage.HOLDING)
     with pytest.raises(RuntimeError, match="replay needs a recorded forward pass"):
-        model.replay({model.slots[0]: Mode.OFF}, torch.randn(3, 4))
+        model.replay({model.slots[0]: SlotMode.OFF}, torch.randn(3, 4))
     with model.recording(), pytest.raises(RuntimeError, match="replay needs a recorded forward pass"):
-        model.replay({model.slots[0]: Mode.OFF}, torch.randn(3, 4))
+        model.replay({model.slots[0]: SlotMode.OFF}, torch.randn(3, 4))
     with model.recording(), pytest.raises(RuntimeError, match="recorded already"), model.recording():
         pass

@@ -15,8 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.engine.prepare import task_learner
-from esper.growth.attach import AttachError, attach, survey
-from esper.growth.inspection import inspect
+from esper.growth.attach import AttachError, attach, inspect, survey
 from esper.growth.model import GrowingModel
 from esper.growth.plain import plain_model
 from esper.growth.seed import Seed
@@ -604,4 +603,4 @@ def test_a_seed_is_not_counted_as_a_mask_reader_where_it_reads_none() -> None:
 
 def test_a_survey_says_what_each_slot_sees() -> None:
     make, example, expected = HOSTS["translator"]
-    assert {path: shape.visibility for path, shape in survey(make(), list(expected), example()).places} == expected
+    assert {path: shape.visibility for path, shape in survey(make(), list(expected), example()).slots} == expected

@@ -8,7 +8,7 @@ from esper.env.situation import observe
 from esper.growth.blueprints import LAYOUTS
 from esper.policy.schedule import FixedSchedule, Planting
 from esper.tasks.family import Draw
-from esper.training.growth_run import settle
+from esper.training.own.run import settle
 
 
 def score(draw: Draw, plan: str) -> float:

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.lifecycle import Rules, Stage
 from esper.policy.schedule import FixedSchedule, Planting
-from esper.training.growth_run import DivergedError
+from esper.training.own.run import DivergedError
 
 QUICK = Rules(training_epochs=1, blending_epochs=1, prune_age=1, shadow_benefit=-100.0, contribution=-100.0)
 

@@ -18,7 +18,7 @@ from esper.engine.measure import evaluate, gather
 from esper.lifecycle import Stage
 from esper.tasks.feed import chunks
 from esper.tasks.registry import cross_entropy, percent_correct
-from esper.training.own_metric import own_score
+from esper.training.own.metric import own_score
 from small_worlds import WORLDS
 from small_worlds import plant as plant_at
 

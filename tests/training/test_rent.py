@@ -23,8 +23,8 @@ from esper.lifecycle import Contrast, Rules, Stage
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.policy.schedule import FixedSchedule, Planting
 from esper.tasks import load_task
-from esper.training.growing import grow_task
-from esper.training.growth_run import settle
+from esper.training.own.grow import grow_task
+from esper.training.own.run import settle
 from small_worlds import BUILT_IN, EAGER, force, learner_for, run_epoch
 
 QUICK = Rules(training_epochs=1, blending_epochs=1, prune_age=1, shadow_benefit=-100.0, contribution=-100.0)

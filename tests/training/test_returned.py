@@ -181,7 +181,7 @@ def test_an_export_that_gives_something_else_is_an_error(monkeypatch: pytest.Mon
     def broken(growing: esper.GrowingModel, **settings: object) -> nn.Module:
         return plain_model(growing, unfinished="drop") if not growing.joined else copy.deepcopy(small_net())
 
-    monkeypatch.setattr("esper.training.growth_run.plain_model", broken)
+    monkeypatch.setattr("esper.training.own.run.plain_model", broken)
     with pytest.raises(ExportError, match=r"outputs differ by [\d.e+]+ on the validation data, so nothing is returned"):
         quick_grow()
 

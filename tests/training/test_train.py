@@ -21,6 +21,8 @@ from pathlib import Path
 
 import pytest
 import torch
+from esper.env.reward.detectors import Finding, Kind
+from esper.env.reward.traces import SeedTrace
 from tiny_family import TinyFamily
 
 from esper.agent.actor import Actor
@@ -31,16 +33,14 @@ from esper.cli import main
 from esper.engine.precision import Precision
 from esper.env.growth_env import GrowthEnv
 from esper.env.reward import RewardConfig
-from esper.env.reward.detectors import Finding, Kind
-from esper.env.reward.traces import SeedTrace
 from esper.env.situation import SlotView
 from esper.telemetry.recorder import NullRecorder, StoreRecorder
 from esper.telemetry.records import Event
 from esper.telemetry.store import STORE_NAME, RunStore
 from esper.training.catalogue import make_controller
 from esper.training.fleet import Fleet, Play, Player, dice_for
-from esper.training.growing import grow_task
 from esper.training.loop import Trainer
+from esper.training.own.grow import grow_task
 from esper.training.run_folder import RunFolder, RunFolderError
 from esper.training.train_config import PRESETS, TrainConfig, read_train_config
 

@@ -38,9 +38,9 @@ class Bench:
     def run(self) -> int:
         import torch
 
+        from esper.engine.gc_control import deferred_gc
         from esper.engine.precision import Precision
-        from esper.engine.quiet import quiet_collector
-        from esper.training.growing import pick_device
+        from esper.training.own.grow import pick_device
         from esper.training.speed import UNIT, measure_steps
 
         sizes = _sizes(self.envs)
@@ -49,7 +49,7 @@ class Bench:
         torch.set_num_threads(1)  # as `esper train` does
         results = []
         ways = (False, True) if device.type == "cuda" else (False,)
-        with quiet_collector(device):
+        with deferred_gc(device):
             for graphs, envs in product(ways, sizes):
                 one = measure_steps(
                     UNIT,

@@ -58,7 +58,7 @@ class Compare:
         from esper.tasks.family import family_of
         from esper.training.comparison import summarise, to_json
         from esper.training.evaluation import draw_numbers
-        from esper.training.growing import pick_device
+        from esper.training.own.grow import pick_device
 
         refuse_if_it_holds(self.out, ("comparison.json",), "a comparison")
         numbers = draw_numbers(self.episodes, self.seed)

@@ -64,7 +64,7 @@ class Grow:
         import torch
 
         from esper.training.catalogue import make_controller
-        from esper.training.growing import grow_task, pick_device
+        from esper.training.own.grow import grow_task, pick_device
 
         self._check()
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work

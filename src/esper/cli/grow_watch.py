@@ -16,8 +16,8 @@ if TYPE_CHECKING:
     from esper.engine.eager import EpochRecord
     from esper.lifecycle import Contrast
     from esper.tasks.registry import Task
-    from esper.training.growth_run import Grown
-    from esper.training.history import History, SeedStory
+    from esper.training.own.history import History, SeedStory
+    from esper.training.own.run import Grown
 
 
 class GrowWatch:
@@ -113,14 +113,15 @@ def facts_of(grown: Grown, task: Task, out: Path) -> dict[str, Any]:
         "remarks": list(grown.remarks),
         "out": str(out),
         "seeds": [
-            {**told, "worth": None if (found := worth(grown.history, story)) is None else asdict(found)}
-            for told, story in zip(grown.history.to_json()["seeds"], grown.history.seeds(), strict=True)
+            {**seed, "worth": None if (found := worth(grown.history, story)) is None else asdict(found)}
+            for seed, story in zip(grown.history.to_json()["seeds"], grown.history.seeds(), strict=True)
         ],
     }
 
 
 def show(console: Console, grown: Grown, task: Task, out: Path, remarks: list[str]) -> None:
     _show_seeds(console, grown.history)
+    _show_values(console, grown.history)
     _show_result(console, facts_of(grown, task, out), f"{task.name}: {task.description}")
     if grown.interrupted:
         console.print(f"Stopped after {len(grown.history.records)} epochs; what was grown so far is kept.")
@@ -150,10 +151,32 @@ def _show_seeds(console: Console, history: History) -> None:
     )
 
 
+def _show_values(console: Console, history: History) -> None:
+    """What the seeds that act in the final network contribute to it."""
+    acting = [(story, story.value) for story in history.seeds() if story.value is not None]
+    if not acting:
+        return
+    rows = [(s.slot, s.blueprint, _points(value.contribution), _points(value.shapley)) for s, value in acting]
+    total = sum(value.shapley.accuracy for _, value in acting)
+    rows.append(("all together", "", "", f"{total:+.1f}"))
+    headings = ("slot", "seed", "leave-one-out", "Shapley value")
+    show_rows(console, "What the seeds of the final network contribute", headings, rows, wrapping=())
+    console.print(
+        "leave-one-out: points of validation accuracy lost without this seed, ± standard error; Shapley value: its "
+        "gain averaged over the orders in which the seeds could be added, so that the values sum to the gain of all",
+        style="dim",
+        highlight=False,
+    )
+
+
+def _points(contrast: Contrast) -> str:
+    return f"{contrast.accuracy:+.1f} ± {contrast.error:.1f}"
+
+
 def _cells(history: History, story: SeedStory) -> tuple[str, ...]:
     last = min(story.ended + 1, len(history.records))  # what ends with the run ends after its last epoch
     found = worth(history, story)
-    measured = "not measured" if found is None else f"{found.accuracy:+.1f} ± {found.error:.1f}"
+    measured = "not measured" if found is None else _points(found)
     span, fate = f"{story.born + 1}–{last}", story.fate.name.lower()
     return (story.slot, story.blueprint, span, story.why_born, fate, story.why_ended, measured)
 

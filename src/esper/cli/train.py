@@ -90,16 +90,16 @@ class Train:
     def run(self) -> int:
         import torch
 
-        from esper.engine.quiet import quiet_collector
-        from esper.training.growing import pick_device
+        from esper.engine.gc_control import deferred_gc
         from esper.training.loop import Trainer
+        from esper.training.own.grow import pick_device
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         console = wide_console(stderr=False)
         device = pick_device(self.device)
         workers = pick_workers(self.workers, device.type)
         started = time.perf_counter()
-        with self._begin(device) as (folder, config, run), quiet_collector(device):
+        with self._begin(device) as (folder, config, run), deferred_gc(device):
             recorder = self._recorder(folder, config)
             trainer = Trainer(config, folder, recorder, workers=min(workers, config.envs), device=str(device))
             try:

@@ -42,8 +42,8 @@ class TuneHeuristic:
     def run(self) -> int:
         from esper.tasks.family import get_family
         from esper.training.evaluation import draw_numbers
-        from esper.training.growing import pick_device
         from esper.training.interrupt import interruptible
+        from esper.training.own.grow import pick_device
         from esper.training.tuning import as_toml, tune
 
         numbers = draw_numbers(self.episodes, self.seed)

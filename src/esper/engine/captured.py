@@ -14,12 +14,9 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, nn
 
-from esper.engine.fingerprint import Once, module_fingerprint
+from esper.engine.fingerprint import CachedFingerprint, module_fingerprint
 from esper.engine.governor import pack
-from esper.engine.lanes import Lane, Replay
-from esper.engine.learner import Learner, TrainReport, all_finite
-from esper.engine.measure import Contrasts, Evaluation, measure_batch, measuring
-from esper.engine.static import (
+from esper.engine.graph_storage import (
     Storage,
     ensure_state,
     is_copied,
@@ -28,6 +25,9 @@ from esper.engine.static import (
     tensor_feed,
     topology,
 )
+from esper.engine.learner import Learner, TrainReport, all_finite
+from esper.engine.measure import Contrasts, Evaluation, measure_batch, measuring
+from esper.engine.streams import GraphStream, Replay
 from esper.growth.slot import preserved_rng
 from esper.growth.tensors import own_tensors
 from esper.tasks.data import Split
@@ -43,9 +43,14 @@ class CapturedEpoch:
     """The graphs of one topology, over tensors of their own; it serves one learner at a time."""
 
     def __init__(
-        self, learner: Learner, moving: list[Tensor], lane: Lane, key: Once, refused: Callable[[str], None]
+        self,
+        learner: Learner,
+        moving: list[Tensor],
+        stream: GraphStream,
+        key: CachedFingerprint,
+        refused: Callable[[str], None],
     ) -> None:
-        self.lane, self.signature = lane, key
+        self.stream, self.signature = stream, key
         self._serve(learner)
         self.topology: Hashable = None
         self.gave_up = False
@@ -63,7 +68,7 @@ class CapturedEpoch:
         self.rates = torch.zeros(blocks, self._block, groups, dtype=rates, device=device)
         self._position = torch.zeros(1, dtype=torch.int64, device=device)
         self.flat_plan, self.flat_rates = self.plan.view(-1), self.rates.view(-1)
-        # Lengths as numbers: to ask a tensor takes longer than most other things that are done in an epoch.
+        # Lengths as numbers: to read them from a tensor takes longer than most other things that are done in an epoch.
         self._blocks, self._examples = blocks, len(self._val)
         parts = self._parts()
         self.size, self._trained = sum(parts), sum(parts[:-1])
@@ -73,12 +78,12 @@ class CapturedEpoch:
         self._losses, self._norms, self._finite, self._numbers = torch.split(self.results, parts)
         self._packed = pack(learner.model)
         self._refused, self._drew = refused, False
-        self._updates = Replay(lane, self._make_updates, self._give_up, self._why_not)
-        self._measure = Replay(lane, self._make_measurement, self._give_up)
+        self._updates = Replay(stream, self._make_updates, self._give_up, self._why_not)
+        self._measure = Replay(stream, self._make_measurement, self._give_up)
 
     def _parts(self) -> list[int]:
         model = self.learner.model
-        return [1 + len(self._incubating), 1 + len(model.seeds), 1, self._asked.size]
+        return [1 + len(self._incubating), 1 + len(model.seeds), 1, self._contrasts.size]
 
     # -- whose epoch it is ----------------------------------------------------------------------------------------
 
@@ -102,13 +107,13 @@ class CapturedEpoch:
         learner.packed = self._packed
         self.topology = topology(learner)
 
-    def let_go(self) -> None:
+    def unbind(self) -> None:
         """The learner gets tensors of its own again."""
         self.learner.packed = {}
-        self._storage.let_go()
+        self._storage.unbind()
         self._serve(None)
 
-    def moved_on(self) -> None:
+    def mark_free(self) -> None:
         """The learner is bound elsewhere now."""
         self._storage.forget()
         self._serve(None)
@@ -117,7 +122,7 @@ class CapturedEpoch:
         """Note whose epoch it is, and what follows from its topology: both stay until the next call."""
         self._learner = learner
         self._incubating = [] if learner is None else learner.model.incubating
-        self._asked = Contrasts([] if learner is None else learner.measured_slots)
+        self._contrasts = Contrasts([] if learner is None else learner.measured_slots)
 
     # -- an epoch -------------------------------------------------------------------------------------------------
 
@@ -136,7 +141,7 @@ class CapturedEpoch:
         return report, self.read_evaluation(numbers)
 
     def read_evaluation(self, numbers: list[float]) -> Evaluation:
-        return self._asked.read(numbers[self._trained :], self._examples)
+        return self._contrasts.read(numbers[self._trained :], self._examples)
 
     # -- what is captured -----------------------------------------------------------------------------------------
 
@@ -163,14 +168,14 @@ class CapturedEpoch:
             self._total.add_(total)
             self._position.add_(1)
         self._drew = not torch.equal(learner.rng_state, drawn[0]) or random.getstate() != drawn[1]
-        learner.optimizer.zero_grad()  # a gradient lives in the graph's memory, which others will use
+        learner.optimizer.zero_grad()  # a gradient lies in the graph's memory, which other graphs will use
 
     def _make_measurement(self) -> None:
         """What the epoch has shown; and all is ready for the next one."""
-        learner, asked = self.learner, self._asked
+        learner, contrasts = self.learner, self._contrasts
         with preserved_rng(learner.model.device), learner.arithmetic(), measuring(learner.model):
             found = [
-                asked.numbers(*measure_batch(learner.model, batch, learner.loss, learner.score, asked.variants))
+                contrasts.numbers(*measure_batch(learner.model, batch, learner.loss, learner.score, contrasts.variants))
                 for batch in chunks(self._val)
             ]
         self._numbers.copy_(found[0] if len(found) == 1 else torch.stack(found).sum(0))
@@ -196,7 +201,7 @@ class CapturedEpoch:
     def _why_not(self) -> str:
         if not self._storage.holds(moving_tensors(self.learner, own_tensors)):
             return "the host puts new tensors in the place of its buffers (write into them instead)"
-        if self._drew and self.lane.device.type == "cuda":
+        if self._drew and self.stream.device.type == "cuda":
             return "the host draws random numbers on the CPU, and a graph would repeat what it did with them"
         return ""
 
@@ -208,22 +213,22 @@ def _own(split: Split) -> Split:
 class EpochCache:
     """Captured epochs on one device: those in use, and those kept for the next learner that needs the same."""
 
-    def __init__(self, device: torch.device, lanes: int, refused: Callable[[str], None]) -> None:
+    def __init__(self, device: torch.device, streams: int, refused: Callable[[str], None]) -> None:
         self.device = device
         self._refused = refused
-        self.lanes = [Lane(device) for _ in range(lanes)]
-        self.way_back = Lane(device)
+        self.streams = [GraphStream(device) for _ in range(streams)]
+        self.copy_stream = GraphStream(device)
         """Results take a stream of their own, so that nothing that is launched meanwhile waits for them."""
         self.captures = 0
         """Epochs that had to be built; all others were found here."""
-        self._fingerprints: dict[nn.Module, Once] = {}
+        self._fingerprints: dict[nn.Module, CachedFingerprint] = {}
         """Of hosts and seeds: to find one takes longer than the rest of a change of topology."""
         self._tensors: dict[nn.Module, tuple[list[Tensor], list[Tensor]]] = {}
         """Parameters and buffers of hosts and seeds, for the same reason."""
         self._in_use: dict[Learner, CapturedEpoch] = {}
-        self._home: dict[Learner, Lane] = {}
-        """Neighbours are launched together, so they had better not wait for each other on one lane."""
-        self._free: dict[Once, list[CapturedEpoch]] = {}
+        self._home: dict[Learner, GraphStream] = {}
+        """Neighbours are launched together, so they had better not wait for each other on one stream."""
+        self._free: dict[CachedFingerprint, list[CapturedEpoch]] = {}
         """By signature; those that were used last come last."""
 
     def epoch_of(self, learner: Learner) -> CapturedEpoch:
@@ -232,17 +237,17 @@ class EpochCache:
         if current is not None and current.topology == topology(learner):
             return current
         ensure_state(learner.optimizer.optimizer)
-        key = Once(signature(learner, self._own, self._fingerprint))
+        key = CachedFingerprint(signature(learner, self._own, self._fingerprint))
         moving = moving_tensors(learner, self._own)
         if current is not None and current.signature == key:
             current.bind(learner, moving)  # the same computation, but some tensors are new: a rollback, or another seed
             return current
-        home = self._home.setdefault(learner, self.lanes[len(self._home) % len(self.lanes)])
+        home = self._home.setdefault(learner, self.streams[len(self._home) % len(self.streams)])
         epoch = self._take(key, home) or self._build(learner, moving, key, home)
         epoch.bind(learner, moving)
-        epoch.lane.busy += 1
+        epoch.stream.busy += 1
         if current is not None:
-            current.moved_on()
+            current.mark_free()
             self._put_back(current)
         self._in_use[learner] = epoch
         return epoch
@@ -256,8 +261,8 @@ class EpochCache:
         epoch = self._in_use.get(learner)
         if epoch is None or not epoch.gave_up:
             return False
-        epoch.let_go()
-        epoch.lane.busy -= 1
+        epoch.unbind()
+        epoch.stream.busy -= 1
         del self._in_use[learner]
         return True
 
@@ -270,10 +275,10 @@ class EpochCache:
 
     def release(self) -> None:
         """All learners take their numbers away with them."""
-        for lane in self.lanes:  # after an interruption there may be work left on them
-            lane.join()
+        for stream in self.streams:  # after an interruption there may be work left on them
+            stream.join()
         for epoch in self._in_use.values():
-            epoch.let_go()
+            epoch.unbind()
             self._put_back(epoch)
         self._in_use.clear()
         self._home.clear()
@@ -285,28 +290,30 @@ class EpochCache:
             self._tensors[module] = own_tensors(module)
         return self._tensors[module]
 
-    def _fingerprint(self, module: nn.Module) -> Once:
+    def _fingerprint(self, module: nn.Module) -> CachedFingerprint:
         if module not in self._fingerprints:
-            self._fingerprints[module] = Once(module_fingerprint(module))
+            self._fingerprints[module] = CachedFingerprint(module_fingerprint(module))
         return self._fingerprints[module]
 
-    def _take(self, key: Once, home: Lane) -> CapturedEpoch | None:
-        """A free one: at home, or else on the lane with the least to do."""
+    def _take(self, key: CachedFingerprint, home: GraphStream) -> CapturedEpoch | None:
+        """A free one: at home, or else on the stream with the least to do."""
         kept = self._free.pop(key, None)
         if not kept:
             return None
-        best = min(kept, key=lambda epoch: (epoch.lane is not home, epoch.lane.busy))
+        best = min(kept, key=lambda epoch: (epoch.stream is not home, epoch.stream.busy))
         kept.remove(best)
         if kept:
             self._free[key] = kept
         return best
 
-    def _build(self, learner: Learner, moving: list[Tensor], key: Once, home: Lane) -> CapturedEpoch:
+    def _build(
+        self, learner: Learner, moving: list[Tensor], key: CachedFingerprint, home: GraphStream
+    ) -> CapturedEpoch:
         self.captures += 1
         return CapturedEpoch(learner, moving, home, key, self._refused)
 
     def _put_back(self, epoch: CapturedEpoch) -> None:
-        epoch.lane.busy -= 1
+        epoch.stream.busy -= 1
         self._free[epoch.signature] = [*self._free.pop(epoch.signature, ()), epoch]
         while sum(map(len, self._free.values())) > MOST_FREE:
             oldest = next(iter(self._free))

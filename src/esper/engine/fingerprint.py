@@ -17,14 +17,13 @@ import torch
 from torch import Tensor, nn
 
 from esper.engine.regions import Region
-from esper.growth.replay import Recorder
-from esper.growth.slot import Slot
+from esper.growth.model import is_growth_hook
 
 _OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 _BY_VALUE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, type)
 
 
-class Same:
+class ById:
     """Equal to another wrapper of the very same object, which it keeps alive so that no other can take its place."""
 
     __slots__ = ("_object",)
@@ -33,14 +32,14 @@ class Same:
         self._object = value
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, Same) and self._object is other._object
+        return isinstance(other, ById) and self._object is other._object
 
     def __hash__(self) -> int:
         return id(self._object)
 
 
-class Once:
-    """A fingerprint that is hashed once, and compared once with each that equals it: they are long, and asked often."""
+class CachedFingerprint:
+    """A fingerprint that is hashed once, and compared once with each equal one: they are long, and compared often."""
 
     __slots__ = ("_hash", "_value")
 
@@ -49,7 +48,7 @@ class Once:
         self._hash = hash(value)
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, Once) or self._hash != other._hash:
+        if not isinstance(other, CachedFingerprint) or self._hash != other._hash:
             return False
         if self._value is not other._value:
             if self._value != other._value:
@@ -78,8 +77,8 @@ def value_fingerprint(value: Any) -> Hashable:
     if is_dataclass(value) and not isinstance(value, type):
         return (type(value), tuple(value_fingerprint(getattr(value, field.name)) for field in fields(value)))
     if isinstance(value, partial):
-        return (partial, Same(value.func), value_fingerprint(value.args), value_fingerprint(value.keywords))
-    return Same(value)
+        return (partial, ById(value.func), value_fingerprint(value.args), value_fingerprint(value.keywords))
+    return ById(value)
 
 
 def layout(tensor: Tensor) -> Hashable:
@@ -96,7 +95,7 @@ def _settings(module: nn.Module) -> tuple[Hashable, ...]:
     own.sort(key=itemgetter(0))
     before, after = module._forward_pre_hooks, module._forward_hooks
     hooks = [h for d in (before, after, module._backward_pre_hooks, module._backward_hooks) if d for h in d.values()]
-    foreign = [hook for hook in hooks if not isinstance(getattr(hook, "__self__", None), Slot | Recorder)]
+    foreign = [hook for hook in hooks if not is_growth_hook(hook)]
     return tuple(own), value_fingerprint(foreign)
 
 
@@ -109,4 +108,4 @@ def _tensors(module: nn.Module, known: dict[int, int]) -> tuple[Hashable, ...]:
 def _hooked(tensor: Tensor) -> Hashable:
     """A hook on a tensor may do anything, so only this very tensor is like it."""
     hooks = tensor._backward_hooks or getattr(tensor, "_post_accumulate_grad_hooks", None)
-    return Same(tensor) if hooks else None
+    return ById(tensor) if hooks else None

@@ -19,12 +19,12 @@ from torch import Tensor
 from esper.engine.captured import CapturedEpoch, EpochCache
 from esper.engine.eager import EagerEngine
 from esper.engine.governor import Governor
-from esper.engine.lanes import Lane, mark, returning
+from esper.engine.graph_storage import tensor_feed, why_not_capturable
 from esper.engine.learner import Learner, TrainReport
 from esper.engine.measure import Evaluation
-from esper.engine.static import tensor_feed, why_not_static
+from esper.engine.streams import GraphStream, mark, returning
 
-LANES = 16
+STREAMS = 16
 """Streams per device. More of them share the same few queues of the device."""
 
 PARTS = (1, 3, 4, 4, 3, 1)
@@ -41,15 +41,15 @@ log = logging.getLogger(__name__)
 class GraphCache:
     """What graph engines keep from one set of learners to the next. One per process is enough."""
 
-    def __init__(self, lanes: int = LANES) -> None:
-        self._lanes = lanes
+    def __init__(self, streams: int = STREAMS) -> None:
+        self._streams = streams
         self._caches: dict[torch.device, EpochCache] = {}
         self.refused: dict[str, int] = {}
         """Why learners ran eagerly, and how many."""
 
     def of(self, device: torch.device) -> EpochCache:
         if device not in self._caches:
-            self._caches[device] = EpochCache(device, self._lanes, self.refuse)
+            self._caches[device] = EpochCache(device, self._streams, self.refuse)
         return self._caches[device]
 
     def release(self) -> None:
@@ -86,10 +86,10 @@ class GraphEngine(EagerEngine):
         super().__init__(learners, governors, width)
         self.cache = cache or GraphCache()
         self._caches: dict[Learner, EpochCache] = {}
-        """By learner: to ask a network for its device takes longer than most other things here."""
+        """By learner: to look up a network's device takes longer than most other things here."""
         self._eager: set[Learner] = set()
         for learner in self.learners:
-            if reason := why_not_static(learner):
+            if reason := why_not_capturable(learner):
                 self.cache.refuse(reason)
                 self._eager.add(learner)
 
@@ -98,7 +98,7 @@ class GraphEngine(EagerEngine):
         order: list[Learner] = []
         eager: list[Learner] = []
         launched: list[_Launched[tuple[TrainReport, Evaluation]]] = []
-        with self._told_if_full():
+        with self._out_of_memory_explained():
             for part in self._parts(learners):
                 order += part
                 replayed, direct = self._sorted(part)
@@ -112,7 +112,7 @@ class GraphEngine(EagerEngine):
 
     def measure(self, learners: Sequence[Learner]) -> list[Evaluation]:
         replayed, eager = self._sorted(learners)
-        with self._told_if_full():
+        with self._out_of_memory_explained():
             epochs = [self._epoch_of(learner) for learner in replayed]
             launched = [
                 self._launch(e, CapturedEpoch.measure, CapturedEpoch.read_evaluation) for e in _by_device(epochs)
@@ -130,13 +130,13 @@ class GraphEngine(EagerEngine):
                 yield part
 
     def _planned(self, learners: Sequence[Learner]) -> list[CapturedEpoch]:
-        """Epochs that have been told which examples to take and how fast to learn."""
+        """Epochs into which the examples to take and the learning rates have been written."""
         epochs = [self._epoch_of(learner) for learner in learners]
         feeds = [tensor_feed(learner) for learner in learners]
         plans = [feed.plan(feed.updates_per_epoch) for feed in feeds]
         rates = [x.optimizer.plan(feed.updates_per_epoch) for x, feed in zip(learners, feeds, strict=True)]
-        for device in {epoch.lane.device for epoch in epochs}:
-            rows = [i for i, epoch in enumerate(epochs) if epoch.lane.device == device]
+        for device in {epoch.stream.device for epoch in epochs}:
+            rows = [i for i, epoch in enumerate(epochs) if epoch.stream.device == device]
             _upload([plans[i] for i in rows], [rates[i] for i in rows], [epochs[i] for i in rows])
         return epochs
 
@@ -147,15 +147,15 @@ class GraphEngine(EagerEngine):
         read: Callable[[CapturedEpoch, list[float]], _Report],
     ) -> _Launched[_Report]:
         """Start epochs of one device."""
-        lanes, cache = {epoch.lane for epoch in epochs}, self.cache.of(epochs[0].lane.device)
+        streams, cache = {epoch.stream for epoch in epochs}, self.cache.of(epochs[0].stream.device)
         given = mark(cache.device)
-        for lane in lanes:
-            lane.follow(given)
+        for stream in streams:
+            stream.follow(given)
         with returning(cache.device):
             for epoch in epochs:
-                epoch.lane.enter()
+                epoch.stream.enter()
                 work(epoch)
-        return _Launched(epochs, read, [lane.mark() for lane in lanes], cache.way_back)
+        return _Launched(epochs, read, [stream.mark() for stream in streams], cache.copy_stream)
 
     def _sorted(self, learners: Sequence[Learner]) -> tuple[list[Learner], list[Learner]]:
         """Those that are replayed, and those that run eagerly."""
@@ -176,7 +176,7 @@ class GraphEngine(EagerEngine):
         return self._caches[learner]
 
     @contextmanager
-    def _told_if_full(self) -> Iterator[None]:
+    def _out_of_memory_explained(self) -> Iterator[None]:
         try:
             yield
         except torch.cuda.OutOfMemoryError as error:
@@ -212,8 +212,8 @@ def _upload(plans: Sequence[Tensor], rates: Sequence[list[list[float]]], epochs:
 
 
 def _by_device(epochs: Sequence[CapturedEpoch]) -> list[list[CapturedEpoch]]:
-    devices = dict.fromkeys(epoch.lane.device for epoch in epochs)
-    return [[epoch for epoch in epochs if epoch.lane.device == device] for device in devices]
+    devices = dict.fromkeys(epoch.stream.device for epoch in epochs)
+    return [[epoch for epoch in epochs if epoch.stream.device == device] for device in devices]
 
 
 @dataclass(frozen=True, slots=True)
@@ -223,13 +223,13 @@ class _Launched(Generic[_Report]):
     epochs: Sequence[CapturedEpoch]
     read: Callable[[CapturedEpoch, list[float]], _Report]
     marks: Sequence[torch.cuda.Event | None]
-    """Behind the work of each lane."""
-    way_back: Lane
+    """Behind the work of each stream."""
+    copy_stream: GraphStream
 
     def reports(self) -> dict[Learner, _Report]:
         for end in self.marks:
-            self.way_back.follow(end)
-        with self.way_back.running():
+            self.copy_stream.follow(end)
+        with self.copy_stream.running():
             arriving = Arriving(torch.cat([epoch.results for epoch in self.epochs]))
         numbers = arriving.wait().tolist()
         ends = accumulate(epoch.size for epoch in self.epochs)

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from esper.actions import Action, Effect, Op
-from esper.engine.half import HalfWeights
+from esper.engine.bf16_weights import Bf16Weights
 from esper.engine.measure import Evaluation, Loss, Pending, Score, evaluate
 from esper.engine.optimizer import GrowingOptimizer
-from esper.engine.precision import Precision, arithmetic, in_half
+from esper.engine.precision import Precision, arithmetic, uses_bf16
 from esper.growth.model import GrowingModel
 from esper.growth.probe import arguments
 from esper.growth.slot import Slot, preserved_rng
@@ -65,7 +65,7 @@ class Learner:
         self.precision = precision
         self.packed: dict[torch.dtype, Tensor] = {}
         """What is permanent in the network (`pack`), as an engine has laid it together; empty if it has not."""
-        self._half: HalfWeights | None = None
+        self._half: Bf16Weights | None = None
         """Set while passes are made in bfloat16."""
         self._rng_state = torch.Generator().manual_seed(seed).get_state()
 
@@ -222,10 +222,10 @@ class Learner:
     def arithmetic(self) -> Iterator[None]:
         """Within, the device calculates as precisely as this learner wants."""
         with arithmetic(self.precision, self.model.device):
-            if not in_half(self.precision, self.model.device):
+            if not uses_bf16(self.precision, self.model.device):
                 yield
                 return
-            self._half = HalfWeights(self.model)
+            self._half = Bf16Weights(self.model)
             try:
                 with self._half.in_place():
                     yield

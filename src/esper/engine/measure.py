@@ -20,7 +20,7 @@ from torch import Tensor
 
 from esper.growth.model import GrowingModel
 from esper.growth.probe import arguments
-from esper.growth.slot import Mode, Slot
+from esper.growth.slot import Slot, SlotMode
 from esper.lifecycle import Contrast
 from esper.tasks.feed import Batch
 
@@ -32,7 +32,7 @@ Score = Callable[..., Tensor]
 BLOCKS = 10
 """Parts of a set that are left out in turn to estimate the standard error of a score of the whole set."""
 
-Variant = dict[Slot, Mode]
+Variant = dict[Slot, SlotMode]
 """The network with some slots in another mode."""
 
 _Report = TypeVar("_Report")
@@ -61,23 +61,19 @@ class SetScore(ABC):
     """A score of all outputs and targets together, such as F1: a mean over batches would be another number."""
 
     @abstractmethod
-    def start(self, blocks: int) -> Tally:
-        """An empty tally for one network. `blocks` is 0 when no standard error is needed."""
-
-    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
-        raise ValueError("a metric of the whole set has no score per example")
-
-
-class Tally(ABC):
-    """The score of one network, while its outputs come in batch by batch."""
+    def start(self, blocks: int) -> SetScore:
+        """The same score with nothing counted, for one network. `blocks` is 0 when no standard error is needed."""
 
     @abstractmethod
     def update(self, outputs: Any, targets: Tensor, block: Tensor) -> None:
-        """`block` [batch] is the part of the set to which each example belongs."""
+        """Count a batch. `block` [batch] is the part of the set to which each example belongs."""
 
     @abstractmethod
     def compute(self, blocks: int) -> list[float]:
         """In percent: of all examples, then without each of the first `blocks` blocks; NaN where there is none."""
+
+    def __call__(self, outputs: Any, targets: Tensor) -> Tensor:
+        raise ValueError("a metric of the whole set has no score per example")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,18 +93,18 @@ def evaluate(
     model: GrowingModel, batches: Iterable[Batch], loss: Loss, score: Score, *, contrasts: Sequence[Slot] = ()
 ) -> Pending[Evaluation]:
     """Measure the network, and the slots in `contrasts`: incubating ones by shadow, others by leaving them out."""
-    asked = Contrasts(contrasts)
+    pairs = Contrasts(contrasts)
     if isinstance(score, SetScore):
-        return _evaluate_set(model, batches, loss, score, asked)
-    total, count = summed(model, batches, loss, score, asked.variants, asked.numbers)
-    return Pending(total, partial(asked.read, count=count))
+        return _evaluate_set(model, batches, loss, score, pairs)
+    total, count = summed(model, batches, loss, score, pairs.variants, pairs.numbers)
+    return Pending(total, partial(pairs.read, count=count))
 
 
 class Contrasts:
     """The network against the network with one slot changed, for each of some slots."""
 
     def __init__(self, slots: Sequence[Slot]) -> None:
-        self._changes = {slot: Mode.SHADOW if slot.strength == 0.0 else Mode.OFF for slot in slots}
+        self._changes = {slot: SlotMode.SHADOW if slot.strength == 0.0 else SlotMode.OFF for slot in slots}
         self.variants: list[Variant] = [{slot: mode} for slot, mode in self._changes.items()]
         self.size = 2 + 3 * len(slots)
         """How many numbers an evaluation is made of."""
@@ -128,11 +124,11 @@ class Contrasts:
         self, losses: Sequence[float], accuracy: float, differences: Sequence[float], errors: Sequence[float]
     ) -> Evaluation:
         """From the losses of the network and its variants, and how much each variant scores above the network."""
-        found: dict[Mode, dict[int, Contrast]] = {Mode.OFF: {}, Mode.SHADOW: {}}
+        found: dict[SlotMode, dict[int, Contrast]] = {SlotMode.OFF: {}, SlotMode.SHADOW: {}}
         for i, (slot, mode) in enumerate(self._changes.items()):
-            sign = 1.0 if mode is Mode.SHADOW else -1.0  # a contrast is always "with the seed minus without"
+            sign = 1.0 if mode is SlotMode.SHADOW else -1.0  # a contrast is always "with the seed minus without"
             found[mode][slot.index] = Contrast(sign * differences[i], sign * (losses[0] - losses[1 + i]), errors[i])
-        return Evaluation(losses[0], accuracy, found[Mode.OFF], found[Mode.SHADOW])
+        return Evaluation(losses[0], accuracy, found[SlotMode.OFF], found[SlotMode.SHADOW])
 
 
 def summed(
@@ -193,33 +189,48 @@ def _outputs(model: GrowingModel, batch: Batch, variants: Sequence[Variant]) -> 
 
 
 def _evaluate_set(
-    model: GrowingModel, batches: Iterable[Batch], loss: Loss, score: SetScore, asked: Contrasts
+    model: GrowingModel, batches: Iterable[Batch], loss: Loss, score: SetScore, contrasts: Contrasts
 ) -> Pending[Evaluation]:
-    """The same for a score of the whole set: one tally per network."""
-    blocks = BLOCKS if asked.variants else 0
-    tallies = [score.start(blocks) for _ in range(1 + len(asked.variants))]
-    total = torch.zeros(len(tallies), dtype=torch.float64, device=model.device)
+    blocks = BLOCKS if contrasts.variants else 0
+    losses, scores = scores_of_set(model, batches, loss, score, contrasts.variants, blocks)
+    gains = [[a - b for a, b in zip(variant, scores[0], strict=True)] for variant in scores[1:]]
+    whole, errors = [gain[0] for gain in gains], [jackknife_error(gain[1:]) for gain in gains]
+    return Pending(losses, lambda numbers: contrasts.report(numbers, scores[0][0], whole, errors))
+
+
+def scores_of_set(
+    model: GrowingModel,
+    batches: Iterable[Batch],
+    loss: Loss,
+    score: SetScore,
+    variants: Sequence[Variant],
+    blocks: int,
+) -> tuple[Tensor, list[list[float]]]:
+    """Mean losses [1 + variants], and scores [1 + variants][1 + blocks] of the set and without each of some blocks.
+
+    Each network has a count of its own. Of a set with fewer examples than blocks, each example is a block.
+    """
+    counts = [score.start(blocks) for _ in range(1 + len(variants))]
+    total = torch.zeros(len(counts), dtype=torch.float64, device=model.device)
     count = 0
     with measuring(model):
         for batch in batches:
             targets = batch[1]
             # Every tenth example, not a tenth in a row: data are often sorted by class.
             block = torch.arange(count, count + len(targets), device=targets.device) % BLOCKS
-            for i, outputs in enumerate(_outputs(model, batch, asked.variants)):
+            for i, outputs in enumerate(_outputs(model, batch, variants)):
                 total[i] += loss(outputs, targets).double() * len(targets)
                 if bool(torch.isfinite(total[i])):  # else the network is broken, and metrics may refuse NaN
-                    tallies[i].update(outputs, targets, block)
+                    counts[i].update(outputs, targets, block)
             count += len(targets)
     if count == 0:
         raise ValueError("there are no examples to evaluate on")
     blocks = min(blocks, count) if count > 1 else 0
     scores = [
-        tally.compute(blocks) if ok else [math.nan] * (1 + blocks)
-        for tally, ok in zip(tallies, torch.isfinite(total).tolist(), strict=True)
-    ]  # [networks][1 + blocks]
-    gains = [[a - b for a, b in zip(variant, scores[0], strict=True)] for variant in scores[1:]]
-    whole, errors = [gain[0] for gain in gains], [jackknife_error(gain[1:]) for gain in gains]
-    return Pending(total / count, lambda losses: asked.report(losses, scores[0][0], whole, errors))
+        one.compute(blocks) if ok else [math.nan] * (1 + blocks)
+        for one, ok in zip(counts, torch.isfinite(total).tolist(), strict=True)
+    ]
+    return total / count, scores
 
 
 def jackknife_error(without: Sequence[float]) -> float:

@@ -63,7 +63,7 @@ class GrowingOptimizer:
     def add(self, slot: int, parameters: Iterable[Tensor], near: Iterable[Sequence[Tensor]] = ()) -> str:
         """Take a seed's parameters in, as the group of `slot`. Gives a line that says whose settings they got.
 
-        `near` are the host's parameters around the slot, the nearest first: their group lends its settings.
+        `near` are the host's parameters around the slot, the nearest first: the seed takes the settings of their group.
         """
         index = self._group_of(near)
         host = self.optimizer.param_groups[index]
@@ -71,7 +71,7 @@ class GrowingOptimizer:
         group = {key: value for key, value in host.items() if key != "params"}
         group |= {key: host[key] * self.seed_rate for key in _RATES_IN_GROUP if key in host}
         group |= {"params": list(parameters), "slot": slot, "updates": 0}
-        if "param_names" in host:  # the optimizer was given named parameters, and wants all of them named
+        if "param_names" in host:  # the optimizer was given named parameters, and requires names for all
             group["params"] = [(f"seeds.{slot}.{i}", parameter) for i, parameter in enumerate(group["params"])]
         self.optimizer.add_param_group(group)
         for name, values in _per_group_lists(self.schedulers):
@@ -126,11 +126,11 @@ class GrowingOptimizer:
         return rates
 
     def step_with(self, rates: Sequence[Tensor]) -> None:
-        """One update that `plan` has counted, with rates from tensors, so that a CUDA graph can be told new ones."""
+        """One update that `plan` has counted, with rates from tensors, so that a CUDA graph can read new ones."""
         groups = self.optimizer.param_groups
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         with self._rates(rates):
-            for group in groups:  # torch asks for the flag during a capture, and warns of it otherwise
+            for group in groups:  # torch requires the flag during a capture, and warns of it otherwise
                 group["capturable"] = capturing
             self.optimizer.step()
 

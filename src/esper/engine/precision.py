@@ -18,19 +18,19 @@ class Precision(StrEnum):
     """Passes in bfloat16, images channels last; weights, optimizer, losses and statistics stay in single precision."""
 
 
-HALF_DEVICES = frozenset({"cuda"})
+BF16_DEVICES = frozenset({"cuda"})
 """Where bfloat16 is faster than single precision."""
 
 
-def in_half(precision: Precision, device: torch.device) -> bool:
+def uses_bf16(precision: Precision, device: torch.device) -> bool:
     """Whether passes are made in bfloat16."""
-    return precision is Precision.BF16 and device.type in HALF_DEVICES
+    return precision is Precision.BF16 and device.type in BF16_DEVICES
 
 
 @contextmanager
 def arithmetic(precision: Precision, device: torch.device) -> Iterator[None]:
     with ExitStack() as stack:
-        if in_half(precision, device):
+        if uses_bf16(precision, device):
             # No cache of cast weights: it would outlive the capture of a CUDA graph.
             stack.enter_context(torch.autocast(device.type, torch.bfloat16, cache_enabled=False))
         if device.type == "cuda":

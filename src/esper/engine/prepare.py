@@ -6,12 +6,12 @@ from collections.abc import Callable
 
 import torch
 
+from esper.engine.few_channel_conv import use_few_channel_convs
 from esper.engine.learner import Learner
 from esper.engine.measure import Loss
 from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.precision import Precision
 from esper.engine.regions import compile_regions, compiled_loss, compiler_works
-from esper.engine.thin import quicken
 from esper.growth.attach import survey
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.slot import preserved_rng
@@ -53,12 +53,12 @@ def task_learner(
         host = task.make_host()
     move_together(host, device, by_pixel=half_images)
     if half_images:
-        quicken(host)
+        use_few_channel_convs(host)
         train, val = Split(channels_last(train.x), train.y), Split(channels_last(val.x), val.y)
     found = known or survey(host, task.slots, train.x[:2], visibility=task.visibility)
     growing = GrowingModel(host, found, rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed)
     if half_images:
-        growing.on_planting = quicken
+        growing.on_planting = use_few_channel_convs
     loss: Loss = task.loss
     if compiled and compiler_works(device):
         compile_regions(growing)

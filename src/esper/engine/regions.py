@@ -88,7 +88,7 @@ def compile_regions(model: GrowingModel) -> None:
 
 
 def _compile(module: nn.Module) -> None:
-    name, own = f"a {type(module).__name__}", vars(module).get("forward")  # someone may have given it another forward
+    name, own = f"a {type(module).__name__}", vars(module).get("forward")  # the instance may have another forward
     module.__dict__["forward"] = (
         Region(name, type(module).forward, module) if own is None else Region(name, own, own=own)
     )

@@ -16,13 +16,13 @@ from torch import Tensor
 
 from esper.actions import WAIT, Action
 from esper.engine.eager import EagerEngine, EpochRecord
+from esper.engine.gc_control import collect_garbage
 from esper.engine.governor import Governor
 from esper.engine.graphs import GraphCache, GraphEngine
 from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, Pending, evaluate, gather
 from esper.engine.precision import Precision
 from esper.engine.prepare import task_learner
-from esper.engine.quiet import collect_garbage
 from esper.env.observation import decode
 from esper.env.reward.config import TERMS, RewardConfig
 from esper.env.reward.reward import Measured, Reward, RewardColumns

@@ -2,6 +2,7 @@
 
 A slot is the output of one submodule. It must be called exactly once per forward pass and give a floating-point tensor,
 or a tuple that starts with one, whose first axis is the batch. Whatever cannot work is refused here, with the reason.
+`inspect` shows what was found, and what has grown since.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import difflib
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import astuple, dataclass, replace
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.growth.blueprints import SlotShape, blueprint_names
-from esper.growth.graft import Grafted
+from esper.growth.graft import Grafted, first_tensor
 from esper.growth.layout import find_layout
 from esper.growth.model import GrowingModel, Survey, planted_modules
 from esper.growth.probe import AttachError, Probe, probe
@@ -27,7 +28,7 @@ from esper.growth.visibility import find_visibility
 if TYPE_CHECKING:
     from esper.lifecycle import Rules
 
-__all__ = ["AttachError", "attach", "check_model", "survey"]
+__all__ = ["AttachError", "attach", "check_model", "inspect", "survey"]
 
 
 def attach(
@@ -85,8 +86,8 @@ def survey(
     ordered = sorted(paths, key=lambda path: finished[model.get_submodule(path)])
     names = {module: name for name, module in model.named_modules()}
     taps = find_taps(model, {model.get_submodule(path) for path in paths}, seen.counts)
-    places = tuple((path, replace(shapes[path], visibility=may_read[path])) for path in ordered)
-    return Survey(places, tuple(names[tap] for tap in taps))
+    found = tuple((path, replace(shapes[path], visibility=may_read[path])) for path in ordered)
+    return Survey(found, tuple(names[tap] for tap in taps))
 
 
 def check_model(model: nn.Module) -> None:
@@ -122,8 +123,7 @@ def _matching_paths(model: nn.Module, patterns: Sequence[str]) -> list[str]:
         depth = pattern.count(".")
         matched = [n for n in names if n.count(".") == depth and fnmatch.fnmatchcase(n, pattern)]
         if not matched:
-            near = difflib.get_close_matches(pattern, names, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"it has modules such as {_some(names)}"
+            hint = _hint(pattern, names, "it has modules such as")
             raise AttachError(f"slot {pattern!r} matches no module of {type(model).__name__}; {hint}")
         paths.update(dict.fromkeys(matched))
     # A module with two names is one slot.
@@ -145,9 +145,12 @@ def _check_patterns(option: str, named: Mapping[str, str], paths: Sequence[str])
     """What names no slot would be ignored, and a misspelt name is no wish to be ignored."""
     for pattern in named:
         if not any(fnmatch.fnmatchcase(path, pattern) for path in paths):
-            near = difflib.get_close_matches(pattern, paths, n=3, cutoff=0.5)
-            hint = f"did you mean {' or '.join(near)}?" if near else f"the slots are {_some(paths)}"
-            raise AttachError(f"{option} names {pattern!r}, which is no slot; {hint}")
+            raise AttachError(f"{option} names {pattern!r}, which is no slot; {_hint(pattern, paths, 'the slots are')}")
+
+
+def _hint(wrong: str, names: Sequence[str], otherwise: str) -> str:
+    near = difflib.get_close_matches(wrong, names, n=3, cutoff=0.5)
+    return f"did you mean {' or '.join(near)}?" if near else f"{otherwise} {_some(names)}"
 
 
 def _some(names: Sequence[str]) -> str:
@@ -175,7 +178,7 @@ def _slot_shape(model: nn.Module, path: str, seen: Probe, layouts: Mapping[str, 
 
 
 def _slot_tensor(path: str, output: Any) -> Tensor:
-    first = output[0] if type(output) in (tuple, list) and output else output
+    first = first_tensor(output)
     if not isinstance(first, Tensor):
         raise AttachError(
             f"slot {path!r} gives a {type(output).__name__}: a slot needs a tensor, or a tuple that starts with one"
@@ -187,3 +190,63 @@ def _slot_tensor(path: str, output: Any) -> Tensor:
     if not first.is_floating_point():
         raise AttachError(f"slot {path!r} gives {first.dtype} values: a seed needs floating-point activations")
     return first
+
+
+# -- a look at a growing model ----------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True)
+class SlotRow:
+    """One slot, for people."""
+
+    path: str
+    shape: str
+    sees: str
+    """What a seed here may read: both sides, nothing later (causal), or its own position alone."""
+    stage: str
+    seed: str
+    alpha: float
+    parameters: int
+
+
+@dataclass(frozen=True, slots=True)
+class Inspection:
+    """A growing model at a glance; `print` it."""
+
+    host: str
+    host_parameters: int
+    parameters: int
+    rows: tuple[SlotRow, ...]
+
+    def __str__(self) -> str:
+        header = ("slot", "shape", "sees", "stage", "seed", "alpha", "parameters")
+        cells = [(*astuple(row)[:-2], f"{row.alpha:.2f}", f"{row.parameters:,}") for row in self.rows]
+        widths = [max(len(row[i]) for row in (header, *cells)) for i in range(len(header))]
+        lines = [
+            "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *cells)
+        ]
+        title = f"{self.host}: {self.parameters:,} parameters, {self.host_parameters:,} of them the host's"
+        return "\n".join([title, *(line.rstrip() for line in lines)])
+
+
+def inspect(model: GrowingModel) -> Inspection:
+    """Slots, stages and parameters of a growing model, as a table that prints."""
+    if not isinstance(model, GrowingModel):
+        raise TypeError(f"inspect shows a GrowingModel; make one of your {type(model).__name__} with esper.attach")
+    return Inspection(
+        host=type(model.host).__name__,
+        host_parameters=model.host_parameters,
+        parameters=model.parameter_count,
+        rows=tuple(
+            SlotRow(
+                path=slot.path,
+                shape=str(slot.shape),
+                sees="–" if slot.shape.layout == "dense" else slot.shape.visibility,
+                stage=slot.life.stage.name,
+                seed="–" if slot.seed is None else f"{slot.seed.blueprint} ({slot.seed.blend})",
+                alpha=slot.life.alpha,
+                parameters=sum(parameter.numel() for parameter in model.seed_parameters(slot)),
+            )
+            for slot in model.slots
+        ),
+    )

@@ -19,11 +19,10 @@ from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
 from esper.files import write_whole
-from esper.growth.folder import ARCHITECTURE, FORMAT, FORMAT_VERSION, with_digests
-from esper.growth.limits import Sizes
+from esper.growth.folder import ARCHITECTURE, FORMAT, FORMAT_VERSION, Sizes, with_digests
 from esper.growth.model import GrowingModel, planted_modules
 from esper.growth.plain import ExportError, copied, grafts_of, output_gap, plain_model
-from esper.growth.probe import arguments, untouched, with_batch
+from esper.growth.probe import AttachError, arguments, call, try_batch, untouched, with_batch
 from esper.growth.program import trace
 from esper.growth.saved import LoadError, assemble, load
 from esper.growth.standalone import NotPortableError, find_host, model_source
@@ -36,7 +35,7 @@ TOLERANCE = 1e-5
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """What `save` wrote, and what a reader of it should know."""
+    """What `save` wrote, and its warnings."""
 
     directory: Path
     files: tuple[str, ...]
@@ -46,14 +45,13 @@ class Saved:
 
 def flops_per_example(model: nn.Module, example: Any) -> int:
     """Floating-point operations of one example's forward pass: matrix products, convolutions and attention."""
-    args, kwargs = arguments(with_batch(example, 2))
-    # Fused attention is no operator that the counter knows (it would count as nothing); its parts are.
+    # The counter has no entry for fused attention, which would count as nothing; it has entries for its parts.
     counter = FlopCounterMode(display=False)
     fused = torch.backends.mha.get_fastpath_enabled()
     torch.backends.mha.set_fastpath_enabled(False)
     try:
-        with untouched(model), torch.no_grad(), sdpa_kernel(SDPBackend.MATH), counter:
-            model(*args, **kwargs)
+        with untouched(model), sdpa_kernel(SDPBackend.MATH), counter:
+            call(model, with_batch(example, 2))
     finally:
         torch.backends.mha.set_fastpath_enabled(fused)
     return int(counter.get_total_flops()) // 2
@@ -112,12 +110,9 @@ def save(
 
 def _check_example(plain: nn.Module, example: Any) -> list[str]:
     try:
-        args, kwargs = arguments(example)
-        with torch.no_grad():
-            kind = type(plain(*args, **kwargs))
-    except Exception as error:
-        detail = str(error).strip().partition("\n")[0]
-        raise ExportError(f"{type(plain).__name__} does not accept the example batch: {detail}") from error
+        kind = type(try_batch(plain, example))
+    except AttachError as error:
+        raise ExportError(str(error)) from error
     package = kind.__module__.partition(".")[0]
     if package in ("builtins", "torch", "collections"):
         return []
@@ -126,9 +121,8 @@ def _check_example(plain: nn.Module, example: Any) -> list[str]:
 
 def _difference(reference: nn.Module, other: nn.Module, example: Any, what: str) -> list[str]:
     """Empty when both give the same outputs; else the warning."""
-    args, kwargs = arguments(example)
-    with untouched(reference), torch.no_grad():
-        gap = output_gap(reference(*args, **kwargs), other(*args, **kwargs))
+    with untouched(reference):
+        gap = output_gap(call(reference, example), call(other, example))
     if gap <= TOLERANCE:
         return []
     return [f"the outputs of {what} differ by {gap:.2g} on the example batch: do not rely on it"]
@@ -141,7 +135,7 @@ def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     owners: dict[Any, str] = {}
     for name, value in model.state_dict().items():
         if not isinstance(value, Tensor):
-            continue  # state that a module keeps by code of its own: the architecture's class knows how
+            continue  # state that a module keeps by code of its own: the architecture's class restores it
         same = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else name
         if (owner := owners.setdefault(same, name)) != name:
             tied[name] = owner

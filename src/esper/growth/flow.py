@@ -20,8 +20,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from esper.growth.graft import MASKS
-from esper.growth.probe import arguments
+from esper.growth.graft import MASKS, first_tensor, with_first
+from esper.growth.probe import arguments, call, input_tensors
 
 UNCHANGED = 1e-6
 """Differences below this share of the largest value are rounding."""
@@ -189,11 +189,10 @@ class Passes:
             for name, module in self._model.named_modules()
             if name
         ]
-        args, kwargs = arguments(example)
         try:
             with _noisy(self._model, self._noise):
                 torch.manual_seed(0)
-                outputs = self._model(*args, **kwargs)
+                outputs = call(self._model, example)
         finally:
             for handle in handles:
                 handle.remove()
@@ -233,14 +232,13 @@ def _hook(name: str, note: _See, mixer: Mixer | None) -> Callable[[nn.Module, An
     calls = count()
 
     def hook(module: nn.Module, args: Any, output: Any) -> Any:
-        tensor = output[0] if type(output) in (tuple, list) and output else output
+        tensor = first_tensor(output)
         if not _is_values(tensor):
             return None
         note(name, next(calls), tensor)
         if mixer is None:
             return None
-        mixed = mixer(tensor)
-        return mixed if tensor is output else type(output)((mixed, *output[1:]))
+        return with_first(output, mixer(tensor))
 
     return hook
 
@@ -262,9 +260,7 @@ def _is_values(leaf: Any) -> bool:
 
 def _by_example(leaf: Tensor, example: Any) -> Tensor:
     """Outputs [batch · time, …] as [batch, time, …]: many models flatten them for the loss."""
-    args, kwargs = arguments(example)
-    batch = next(value.shape[0] for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() > 0)
-    rows = leaf.shape[0]
+    batch, rows = input_tensors(example)[0].shape[0], leaf.shape[0]
     return leaf.reshape(batch, -1, *leaf.shape[1:]) if rows > batch and rows % batch == 0 else leaf
 
 

@@ -31,19 +31,29 @@ class Grafted(nn.Module):
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         output = self.host(*args, **kwargs)
-        h = output if isinstance(output, torch.Tensor) else output[0]
+        h = first_tensor(output)
         changed = self.seed(h, readable(self.inputs, args, kwargs, h)) if self.inputs else self.seed(h)
         mixed = changed if self.alpha == 1.0 else h + self.alpha * (changed - h)
-        return mixed if isinstance(output, torch.Tensor) else type(output)((mixed, *output[1:]))
+        return with_first(output, mixed)
 
     def __getattr__(self, name: str) -> Any:
         # Parents read attributes of their children: nn.TransformerEncoder of its first layer, for one.
         try:
             return super().__getattr__(name)
         except AttributeError:
-            if name.startswith("__"):  # copying and pickling ask for these: they must mean this object
+            if name.startswith("__"):  # copying and pickling read these: they must mean this object
                 raise
             return getattr(super().__getattr__("host"), name)
+
+
+def first_tensor(output: Any) -> Any:
+    """What a seed acts on: the output of its module, or the first part of a tuple or list."""
+    return output[0] if type(output) in (tuple, list) and output else output
+
+
+def with_first(output: Any, first: torch.Tensor) -> Any:
+    """`output` with its (first) tensor exchanged; lists and tuples keep the rest."""
+    return type(output)((first, *output[1:])) if type(output) in (tuple, list) else first
 
 
 def graft(model: nn.Module, places: list[tuple[str, nn.Module, float, dict[str, Any]]]) -> None:

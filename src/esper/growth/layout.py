@@ -1,8 +1,8 @@
-"""What the axes of a slot's output mean, read off the layers around it, and asked for where they do not say.
+"""What the axes of a slot's output mean, read off the layers around it; where they do not say, `layouts=` must.
 
 A convolution or a batch norm has its channels in axis 1, a linear layer or a layer norm in the last one. The layers
 that made the slot's very tensor or that take it say most, then those inside of the slot's module, then its neighbours
-in the order of the forward pass. Sizes alone decide nothing: where two readings fit, the user is asked.
+in the order of the forward pass. Sizes alone decide nothing: where two readings fit, `layouts=` is required.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from esper.growth.blueprints import LAYOUTS, Layout
+from esper.growth.graft import first_tensor
 from esper.growth.probe import AttachError, Call
 
 NAMED: dict[str, tuple[Layout, int, bool]] = {
@@ -79,7 +80,7 @@ def _nearest(levels: Iterable[Iterable[_Where | None]]) -> set[_Where]:
 
 def _evidence(slot: nn.Module, output: Tensor, calls: dict[nn.Module, Call]) -> Iterator[list[_Where | None]]:
     """Where single layers of tensors of this very shape have their channels, the most reliable ones first."""
-    makers = [_channels_of(m, output) for m, call in calls.items() if _first(call.output) is output]
+    makers = [_channels_of(m, output) for m, call in calls.items() if first_tensor(call.output) is output]
     takers = [_channels_of(m, output) for m, call in calls.items() if any(value is output for value in call.args)]
     yield makers + takers
     inside = set(slot.modules())
@@ -117,10 +118,6 @@ def _widths(layer: nn.Module) -> set[int]:
     return widths | set(getattr(layer, "normalized_shape", ())[-1:])
 
 
-def _first(output: Any) -> Any:
-    return output[0] if isinstance(output, tuple | list) and output else output
-
-
 def _shape(output: Any) -> Any:
-    tensor = _first(output)
+    tensor = first_tensor(output)
     return tensor.shape if isinstance(tensor, Tensor) and not tensor.is_nested else None

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 
 from esper.actions import BLENDS
 from esper.growth.blueprints import VISIBILITIES, Blueprint, SlotShape, blueprint_names, fitting
-from esper.growth.replay import Recorder
+from esper.growth.replay import PassRecorder
 from esper.growth.seed import Seed, parameter_count
-from esper.growth.slot import Mode, Slot, preserved_buffers, preserved_rng
+from esper.growth.slot import Slot, SlotMode, preserved_buffers, preserved_rng
 from esper.growth.tensors import move_together, own_tensors
 from esper.lifecycle import LIVE, IllegalTransitionError, Rules, Stage, Transition
 from esper.slots import Slots
@@ -30,18 +30,23 @@ from esper.slots import Slots
 class Survey:
     """What a look at a host has shown (`esper.growth.attach`). It names modules, so it holds for hosts of a kind."""
 
-    places: tuple[tuple[str, SlotShape], ...]
+    slots: tuple[tuple[str, SlotShape], ...]
     """The slots, in the order of the forward pass."""
     taps: tuple[str, ...]
     """The modules whose outputs a replay can use again (`esper.growth.replay`)."""
 
 
+def is_growth_hook(hook: Any) -> bool:
+    """Whether a hook is one of a slot or a recorder."""
+    return isinstance(getattr(hook, "__self__", None), Slot | PassRecorder)
+
+
 def planted_modules(model: nn.Module) -> list[str]:
-    """Paths of the modules that carry hooks of Esper's, found by whom the hooks belong to."""
+    """Paths of the modules that carry hooks of Esper's."""
     return [
         path
         for path, module in model.named_modules()
-        if any(isinstance(getattr(hook, "__self__", None), Slot | Recorder) for hook in module._forward_hooks.values())
+        if any(is_growth_hook(hook) for hook in module._forward_hooks.values())
     ]
 
 
@@ -74,7 +79,7 @@ class GrowingModel(nn.Module):
             raise ValueError(f"the budget must be a whole number of parameters, not {budget!r}")
         if max_seeds is not None and not (_is_whole(max_seeds) and max_seeds >= 0):
             raise ValueError(f"max_seeds must be a whole number, 0 or more, not {max_seeds!r}")
-        places = [(path, host.get_submodule(path), shape) for path, shape in survey.places]
+        places = [(path, host.get_submodule(path), shape) for path, shape in survey.slots]
         self.lifecycle = Slots([path for path, _, _ in places], rules)
         self.slots = [Slot(i, *place, self.lifecycle) for i, place in enumerate(places)]
         self.blueprints = None if blueprints is None else frozenset(blueprints)
@@ -89,7 +94,7 @@ class GrowingModel(nn.Module):
         self.on_planting: Callable[[Seed], None] | None = None
         """Called with every new seed before it joins the host."""
         self._costs: dict[tuple[int, tuple[str, ...]], dict[str, int]] = {}
-        self._recorder = Recorder([host.get_submodule(path) for path in survey.taps])
+        self._recorder = PassRecorder([host.get_submodule(path) for path in survey.taps])
 
     # -- the forward pass and its variants ----------------------------------------------------------------------
 
@@ -109,7 +114,7 @@ class GrowingModel(nn.Module):
             for slot in self.slots:
                 slot.start_pass(keep_output=False)
 
-    def replay(self, changes: dict[Slot, Mode], *args: Any, **kwargs: Any) -> Any:
+    def replay(self, changes: dict[Slot, SlotMode], *args: Any, **kwargs: Any) -> Any:
         """The recorded pass again with some slots in another mode, from the first of them on."""
         with self._switched(changes):
             return self.host(*args, **kwargs)
@@ -121,25 +126,25 @@ class GrowingModel(nn.Module):
         Gives the output. Take gradients inside: a block that the host checkpoints runs again then.
         """
         others = [other.seed for other in self.joined if other.seed is not None]
-        with preserved_rng(self.device), preserved_buffers(*others), self._switched({slot: Mode.SHADOW}):
+        with preserved_rng(self.device), preserved_buffers(*others), self._switched({slot: SlotMode.SHADOW}):
             yield self.host(*args, **kwargs)
 
     @contextmanager
-    def _switched(self, changes: dict[Slot, Mode]) -> Iterator[None]:
+    def _switched(self, changes: dict[Slot, SlotMode]) -> Iterator[None]:
         first = min(changes, key=lambda slot: slot.index)
-        modes = dict.fromkeys(self.slots[: first.index], Mode.REPEAT) | changes
+        modes = dict.fromkeys(self.slots[: first.index], SlotMode.REPEAT) | changes
         with ExitStack() as stack:
             stack.enter_context(self._recorder.up_to(first.module))
             for slot, mode in changes.items():
-                if mode is Mode.SHADOW:
+                if mode is SlotMode.SHADOW:
                     stack.enter_context(slot.private_buffers())
             try:
                 for slot in self.slots:
-                    slot.mode, slot.keep_output = modes.get(slot, Mode.LIVE), False
+                    slot.mode, slot.keep_output = modes.get(slot, SlotMode.LIVE), False
                 yield
             finally:
                 for slot in self.slots:
-                    slot.mode = Mode.LIVE
+                    slot.mode = SlotMode.LIVE
 
     # -- what a controller may do -------------------------------------------------------------------------------
 

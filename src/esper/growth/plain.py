@@ -14,11 +14,10 @@ from torch.utils._pytree import keystr, tree_leaves_with_path
 
 from esper.growth.blueprints import get_blueprint
 from esper.growth.graft import Grafted, graft
-from esper.growth.model import GrowingModel
-from esper.growth.probe import AttachError, arguments, untouched
-from esper.growth.replay import Recorder
+from esper.growth.model import GrowingModel, is_growth_hook
+from esper.growth.probe import AttachError, call, untouched
 from esper.growth.seed import Seed
-from esper.growth.slot import Mode, Slot, preserved_rng
+from esper.growth.slot import Slot, SlotMode, preserved_rng
 from esper.growth.standalone import Graft
 from esper.lifecycle import IN_FORWARD, Stage
 
@@ -79,7 +78,7 @@ def _copy_host(growing: GrowingModel, *, share: bool) -> nn.Module:
     host = _plain(copied(growing.host, kept))
     for module in host.modules():
         for key, hook in list(module._forward_hooks.items()):
-            if isinstance(getattr(hook, "__self__", None), Slot | Recorder):
+            if is_growth_hook(hook):
                 del module._forward_hooks[key]
                 module._forward_hooks_with_kwargs.pop(key, None)
                 module._forward_hooks_always_called.pop(key, None)
@@ -123,8 +122,7 @@ def check_exportable(growing: GrowingModel, example: Any) -> None:
 
     It would not where the host reaches a module by another way than its name: through a list, or by its weights.
     """
-    args, kwargs = arguments(example)
-    with untouched(growing.host), torch.no_grad(), preserved_rng(growing.device):
+    with untouched(growing.host), preserved_rng(growing.device):
         for slot in growing.slots:
             candidates = sorted(growing.candidates(slot), key=lambda b: not getattr(b.module, "reads_mask", False))
             if not candidates:
@@ -136,15 +134,15 @@ def check_exportable(growing: GrowingModel, example: Any) -> None:
             try:
                 exported = _copy_host(growing, share=True)
                 graft(exported, [(slot.path, copy.deepcopy(seed.body), 1.0, {})])
-                slot.mode = Mode.SHADOW
+                slot.mode = SlotMode.SHADOW
                 with preserved_rng(growing.device):
-                    expected = growing.host(*args, **kwargs)
+                    expected = call(growing.host, example)
                 try:
-                    gap = output_gap(expected, exported(*args, **kwargs))
-                except Exception:  # a parent that indexes its slot, or asks for its type
+                    gap = output_gap(expected, call(exported, example))
+                except Exception:  # a parent that indexes its slot, or checks its type
                     gap = math.inf
             finally:
-                slot.mode = Mode.LIVE
+                slot.mode = SlotMode.LIVE
                 slot.uproot()
             if gap > allowed_gap(growing):
                 raise AttachError(

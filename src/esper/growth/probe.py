@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -56,19 +57,10 @@ def probe(model: nn.Module, example: Any) -> Probe:
 
     handles = [module.register_forward_hook(note, with_kwargs=True) for module in model.modules()]
     try:
-        with untouched(model), torch.no_grad():
-            for size in (2, 3):
-                counts.clear()
-                passes.append({})
-                args, kwargs = arguments(with_batch(example, size))
-                model(*args, **kwargs)
-    except AttachError:
-        raise
-    except Exception as error:
-        detail = str(error).strip().partition("\n")[0]
-        raise AttachError(
-            f"{type(model).__name__} does not accept the example batch ({_describe(example)}): {detail}"
-        ) from error
+        for size in (2, 3):
+            counts.clear()
+            passes.append({})
+            try_batch(model, with_batch(example, size))
     finally:
         for handle in handles:
             handle.remove()
@@ -77,11 +69,11 @@ def probe(model: nn.Module, example: Any) -> Probe:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode; afterwards modes, buffers and random numbers are what they were."""
+    """Evaluation mode, without gradients; afterwards modes, buffers and random numbers are what they were."""
     modes = {module: module.training for module in model.modules()}
     model.eval()
     try:
-        with preserved_rng(next(model.parameters()).device), preserved_buffers(model):
+        with torch.no_grad(), preserved_rng(next(model.parameters()).device), preserved_buffers(model):
             yield
     finally:
         for module, training in modes.items():
@@ -97,10 +89,44 @@ def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
     return (inputs,), {}
 
 
+def call(model: nn.Module, inputs: Any) -> Any:
+    """The model's outputs for a batch."""
+    args, kwargs = arguments(inputs)
+    return model(*args, **kwargs)
+
+
+def try_batch(model: nn.Module, inputs: Any) -> Any:
+    """The same, with the model left as it was; an error becomes one line."""
+    try:
+        with untouched(model):
+            return call(model, inputs)
+    except Exception as error:
+        args, kwargs = arguments(inputs)
+        detail = str(error).strip().partition("\n")[0] or type(error).__name__
+        given = ", ".join(
+            f"{v.dtype} {list(v.shape)}" if isinstance(v, Tensor) else type(v).__name__
+            for v in (*args, *kwargs.values())
+        )
+        raise AttachError(f"{type(model).__name__} does not accept the example batch ({given}): {detail}") from error
+
+
+def input_tensors(inputs: Any) -> list[Tensor]:
+    """The tensors among a model's arguments that have a batch axis."""
+    args, kwargs = arguments(inputs)
+    return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() > 0]
+
+
+def described(value: Any) -> str:
+    """Type and shape of a tensor or an array; the type of anything else."""
+    if not isinstance(value, Tensor | np.ndarray):
+        return f"a {type(value).__name__}"
+    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+
+
 def with_batch(example: Any, size: int) -> Any:
     """The example with `size` rows (repeated as needed) in every tensor that has its batch as first axis."""
     args, kwargs = arguments(example)
-    tensors = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() > 0]
+    tensors = input_tensors(example)
     if not tensors or tensors[0].shape[0] == 0:
         raise AttachError("the example batch must contain at least one tensor with at least one row")
     batch = tensors[0].shape[0]
@@ -111,10 +137,3 @@ def with_batch(example: Any, size: int) -> Any:
         return value
 
     return {k: resize(v) for k, v in kwargs.items()} if kwargs else tuple(resize(value) for value in args)
-
-
-def _describe(example: Any) -> str:
-    args, kwargs = arguments(example)
-    return ", ".join(
-        f"{v.dtype} {list(v.shape)}" if isinstance(v, Tensor) else type(v).__name__ for v in (*args, *kwargs.values())
-    )

@@ -1,9 +1,9 @@
 """`model.pt2`: a model as a program of torch's operators, which runs without the classes it was written in.
 
-torch.export's own loader unpickles whatever an archive asks it to, evaluates symbolic sizes and guards as Python, looks
-up operators by any dotted name, and writes names into Python that it runs: a .pt2 from a stranger is as dangerous as a
-pickle. What is written here needs none of that, so `read_program` refuses an archive that does. It is a second line of
-defence, and knows one version of torch: the first is that nobody loads a program who does not trust its origin.
+torch.export's own loader unpickles whatever an archive contains, evaluates symbolic sizes and guards as Python, looks
+up operators by any dotted name, and writes names into Python that it runs: a .pt2 of unknown origin is as dangerous as
+a pickle. What is written here needs none of that, so `read_program` refuses an archive that does. It is a second line
+of defence, written for one version of torch. The first is that a program is loaded only if its origin is trusted.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
 from esper.growth.folder import first_line
-from esper.growth.probe import arguments, with_batch
+from esper.growth.probe import arguments, input_tensors, with_batch
 
 
 class ProgramError(ValueError):
-    """A file that is no program, or one that asks for more than arithmetic on tensors."""
+    """A file that is no program, or one that does more than arithmetic on tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +71,7 @@ def trace(model: nn.Module, example: Any) -> Program:
 
     Symbols (integer inputs) are text or the like: their length stays free, too, where the model lets it.
     """
-    args, kwargs = arguments(example)
-    inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() > 0]
+    inputs = input_tensors(example)
     batch = inputs[0].shape[0]
     symbols = any(not value.is_floating_point() and value.dim() > 1 for value in inputs)
     problem = ""

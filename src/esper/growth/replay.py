@@ -1,9 +1,9 @@
 """Run a host again from one of its slots on, re-using what came before.
 
 Leave-one-out measurements and shadow passes change one slot; everything that finished before that slot has the same
-value as in the pass just made. A `Recorder` notes what each part of the host returned ("taps": the largest submodules
-that contain no slot, and the slots' own modules), and a replay lets those parts answer from memory. It works for any
-module, without asking the host to be cut into segments; code between the taps simply runs again.
+value as in the pass just made. A `PassRecorder` keeps what each part of the host returned ("taps": the largest
+submodules that contain no slot, and the slots' own modules), and in a replay those parts return it again. This works
+for any module, and the host need not be cut into segments; code between the taps runs again.
 
 A value that the host changed in place after it was recorded is noticed by its version counter and computed afresh.
 """
@@ -30,7 +30,7 @@ class Recorded:
 
     @classmethod
     def of(cls, output: Any) -> Recorded | None:
-        """None when the output is not made of tensors in plain containers, so that nothing can vouch for it."""
+        """None if the output is not made of tensors in plain containers: changes in place would not be noticed."""
         tensors = _tensors_in(output)
         if tensors is None or any(tensor.is_inference() for tensor in tensors):  # those have no version counter
             return None
@@ -44,7 +44,7 @@ class Recorded:
         return _detach(self.output)
 
 
-class Recorder:
+class PassRecorder:
     """Notes the outputs of a host's taps, in the order in which they finish."""
 
     def __init__(self, taps: Sequence[nn.Module]) -> None:
@@ -78,12 +78,12 @@ class Recorder:
 
     def _note(self, module: nn.Module, args: Any, output: Any) -> None:
         if not self._replaying:
-            # Called again within one pass, unlike in the probe: one answer cannot stand for both.
+            # Called again within one pass, unlike in the probe: one output cannot stand for both.
             self._outputs[module] = None if module in self._outputs else Recorded.of(output)
 
     @contextmanager
     def up_to(self, slot_module: nn.Module) -> Iterator[None]:
-        """Within, every tap that finished no later than `slot_module` answers from memory."""
+        """Within, every tap that finished no later than `slot_module` returns its recorded output."""
         if not self._outputs:
             raise RuntimeError("replay needs a recorded forward pass")
         # A pass may leave a slot out (layer drop); then nothing is known to come before it.

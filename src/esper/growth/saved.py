@@ -2,13 +2,13 @@
 
 Esper's own hosts, and others given as `host=`, are rebuilt from `architecture.json` and `model.safetensors`. A host
 whose class is the user's can only come back as the program in `model.pt2`. A program may be made to run any code, so
-it is loaded for those who ask for it, and checked even then (see `program.py`).
+it is loaded only with `trust_program`, and checked even then (see `program.py`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import replace
+from dataclasses import asdict, replace
 from importlib import import_module
 from pathlib import Path
 from types import NoneType, UnionType
@@ -21,9 +21,16 @@ from torch import Tensor, nn
 
 from esper.actions import BLENDS
 from esper.growth.blueprints import LAYOUTS, VISIBILITIES, SlotShape, blueprint_names, enclosed, get_blueprint
-from esper.growth.folder import LoadError, first_line, open_file, read_architecture
+from esper.growth.folder import (
+    LoadError,
+    Sizes,
+    TooLargeError,
+    first_line,
+    open_file,
+    read_architecture,
+    without_memory,
+)
 from esper.growth.graft import fill, graft
-from esper.growth.limits import Sizes, TooLargeError, without_memory
 from esper.growth.program import ProgramError, read_program
 from esper.growth.slot import preserved_rng
 from esper.growth.standalone import Graft, find_host
@@ -40,8 +47,8 @@ def load(directory: str | Path, *, host: nn.Module | None = None, trust_program:
     that lies in the directory.
 
     Without the class, `trust_program=True` loads the exported program: it gives the same outputs, and can neither
-    change its mode nor be grown. A program from a stranger can do whatever a Python file from a stranger can: Esper
-    refuses what it recognises, and cannot recognise everything.
+    change its mode nor be grown. A program of unknown origin is as dangerous as a Python file of unknown origin:
+    Esper refuses what it recognises, and cannot recognise everything.
     """
     folder = Path(directory)
     architecture = read_architecture(folder)
@@ -114,7 +121,7 @@ def _grafted(model: nn.Module, grafts: list[Graft]) -> nn.Module:
     places = []
     for record in grafts:
         named = replace(record, class_name=_class_of(record).__name__)  # the seed's own, never the file's
-        places.append((record.path, _build_seed(record).to(device), float(record.alpha), _plain(named)))
+        places.append((record.path, _build_seed(record).to(device), float(record.alpha), asdict(named)))
     graft(model, places)
     return model
 
@@ -152,7 +159,7 @@ def _check_types(data: dict[str, Any], annotated: Any, damaged: str) -> None:
     """Refuse plain data of another type than annotated. It may pass for something else: 'no' is true to Python."""
     try:
         hints = get_type_hints(annotated)
-    except NameError:  # somebody's own host, with types that are known to the type checker alone
+    except NameError:  # a user's host, with types that only the type checker can resolve
         return
     for name, wanted in hints.items():
         if name in data and not _fits(data[name], wanted):
@@ -205,10 +212,6 @@ def _build_seed(record: Graft) -> nn.Module:
         channels_last=record.channels_last,
     )
     return enclosed(body, shape, record.blend)
-
-
-def _plain(record: Graft) -> dict[str, Any]:
-    return {name: getattr(record, name) for name in Graft.__dataclass_fields__}
 
 
 def _load_program(folder: Path, architecture: dict[str, Any], *, trusted: bool) -> nn.Module:

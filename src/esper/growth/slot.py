@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints import SlotShape
-from esper.growth.graft import argument_names, readable
+from esper.growth.graft import argument_names, first_tensor, readable, with_first
 from esper.growth.replay import Recorded
 from esper.growth.seed import Seed
 from esper.growth.tensors import own_tensors
@@ -24,7 +24,7 @@ from esper.lifecycle import IN_FORWARD, Stage
 from esper.slots import SlotLife, Slots
 
 
-class Mode(Enum):
+class SlotMode(Enum):
     """What a slot's hook does in a forward pass."""
 
     LIVE = auto()
@@ -54,7 +54,7 @@ class Slot:
         """How many numbers that is."""
         self.alpha = torch.zeros(())  # a tensor, so that neither a CUDA graph nor a compiled region bakes it in
         self._alpha_set = 0.0
-        self.mode = Mode.LIVE
+        self.mode = SlotMode.LIVE
         self.keep_output = False
         self._repeat: Recorded | None = None
         self._handle: RemovableHandle | None = None
@@ -113,21 +113,21 @@ class Slot:
     def _hook(self, module: nn.Module, args: Any, kwargs: dict[str, Any], output: Any) -> Any:
         seed, mode = self.seed, self.mode
         assert seed is not None
-        if mode is Mode.REPEAT:
+        if mode is SlotMode.REPEAT:
             if self._repeat is not None and self._repeat.intact:
-                return _with_first(output, self._repeat.detached())
-            mode = Mode.LIVE
-        h = _first(output)
-        if mode is Mode.SHADOW:
-            return _with_first(output, self._grown(seed, h.detach(), args, kwargs))
-        if mode is Mode.LIVE and self.stage in IN_FORWARD:
+                return with_first(output, self._repeat.detached())
+            mode = SlotMode.LIVE
+        h: Tensor = first_tensor(output)
+        if mode is SlotMode.SHADOW:
+            return with_first(output, self._grown(seed, h.detach(), args, kwargs))
+        if mode is SlotMode.LIVE and self.stage in IN_FORWARD:
             grown = self._grown(seed, h, args, kwargs)
             mixed = grown if self.strength == 1.0 else h + self.alpha * (grown - h)
         else:
             mixed = h
         if self.keep_output:
             self._repeat = Recorded.of(mixed)
-        return None if mixed is h else _with_first(output, mixed)
+        return None if mixed is h else with_first(output, mixed)
 
     def _grown(self, seed: Seed, h: Tensor, args: Any, kwargs: dict[str, Any]) -> Tensor:
         changed: Tensor = seed(h, readable(self._inputs, args, kwargs, h)) if self._inputs else seed(h)
@@ -150,18 +150,6 @@ class Slot:
             self._shadow_buffers = [(module, name, module.get_buffer(name)) for module, name, _ in own]
             for module, name, buffer in own:
                 setattr(module, name, buffer)
-
-
-def _first(output: Any) -> Tensor:
-    tensor: Tensor = output if isinstance(output, Tensor) else output[0]
-    return tensor
-
-
-def _with_first(output: Any, first: Tensor) -> Any:
-    """`output` with its (first) tensor exchanged; lists and tuples keep the rest."""
-    if isinstance(output, Tensor):
-        return first
-    return type(output)((first, *output[1:]))
 
 
 @contextmanager

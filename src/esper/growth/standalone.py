@@ -113,7 +113,7 @@ def _nested(seed: nn.Module) -> list[nn.Module]:
 
 
 def _constructor(record: Graft, seed: nn.Module) -> str:
-    """How the source builds a seed, in names of its class: what a record says may come from a stranger's file."""
+    """How the source builds a seed, in names of its class: a record may come from a file of unknown origin."""
     kind = type(_nested(seed)[-1])
     if unknown := [key for key in record.arguments if key not in inspect.signature(kind).parameters]:
         raise NotPortableError(f"{kind.__name__} has no argument {unknown[0]!r:.60}")

@@ -114,7 +114,7 @@ def _is_of(dtype: torch.dtype | None, tensor: Tensor) -> bool:
 
 
 def _can_move_together(whole: nn.Module, tensors: Sequence[Tensor], dtype: torch.dtype | None) -> bool:
-    """Plain tensors on the CPU that need no rounding, in modules that do not want to move themselves (an LSTM does)."""
+    """Plain tensors on the CPU that need no rounding, in modules that move in the usual way (an LSTM does not)."""
     plain = all(type(t) in (Tensor, nn.Parameter) and t.layout is torch.strided and t.grad is None for t in tensors)
     near = all(t.device.type == "cpu" and _is_of(dtype, t) for t in tensors)
     return plain and near and all(type(module)._apply is nn.Module._apply for module in whole.modules())

@@ -26,7 +26,7 @@ from torch.nn.utils.rnn import PackedSequence
 from esper.growth.blueprints import VISIBILITIES, SlotShape, Visibility
 from esper.growth.flow import END, Flow, Mixer, Passes
 from esper.growth.graft import CACHES, MASKS, argument_names
-from esper.growth.probe import AttachError, Probe, arguments, untouched, with_batch
+from esper.growth.probe import AttachError, Probe, input_tensors, untouched, with_batch
 
 
 def find_visibility(
@@ -34,12 +34,12 @@ def find_visibility(
     example: Any,
     shapes: Mapping[str, SlotShape],
     seen: Probe,
-    asked: str | Mapping[str, str] | None,
+    given: str | Mapping[str, str] | None,
 ) -> dict[str, Visibility]:
-    """By slot. `asked` is the user's own word, for all slots or by path or pattern."""
+    """By slot. `given` is what the user passed, for all slots or by path or pattern."""
     found: dict[str, Visibility] = {}
     for path, shape in shapes.items():
-        word = _asked(path, asked)
+        word = _given(path, given)
         if word is not None:
             found[path] = _for_layout(word, shape)
     unknown = {path: shape for path, shape in shapes.items() if path not in found}
@@ -61,8 +61,8 @@ def _for_layout(word: Visibility, shape: SlotShape) -> Visibility:
     return "position" if word == "causal" and shape.layout == "conv2d" else word
 
 
-def _asked(path: str, asked: str | Mapping[str, str] | None) -> Visibility | None:
-    named = {"*": asked} if isinstance(asked, str) else asked or {}
+def _given(path: str, given: str | Mapping[str, str] | None) -> Visibility | None:
+    named = {"*": given} if isinstance(given, str) else given or {}
     for pattern, word in named.items():
         if word not in VISIBILITIES:
             raise AttachError(f"unknown visibility {word!r}: choose one of {', '.join(VISIBILITIES)}")
@@ -99,12 +99,12 @@ def _masks_mean_what_they_are_called(model: nn.Module, example: Any, seen: Probe
     """Tried where it can be: does an `attention_mask` of the model itself hide what is 0?"""
     if not _is_masked(seen):
         return True
-    with untouched(model), torch.no_grad():
+    with untouched(model):
         return not Passes(model, with_batch(example, 2)).reads_hidden("attention_mask")
 
 
 def _is_masked(seen: Probe) -> bool:
-    """Whether any module is told what is padding: by a mask, or by a packed sequence."""
+    """Whether any module gets information about padding: a mask, or a packed sequence."""
     for module, call in seen.passes[1].items():
         for name, value in call.inputs(module).items():
             square = isinstance(value, Tensor) and value.dim() == 2 and value.shape[0] == value.shape[1] != 3
@@ -134,7 +134,7 @@ def _reads_its_mask(module: nn.Module, shape: SlotShape, seen: Probe) -> bool:
 def _tried(model: nn.Module, example: Any, shapes: Mapping[str, SlotShape]) -> dict[str, Visibility]:
     found: dict[str, Visibility] = dict.fromkeys(shapes, "both")
     problem, tried = "no input has several positions", 0
-    with untouched(model), torch.no_grad():
+    with untouched(model):
         passes = Passes(model, with_batch(example, 2))
         for number, flow in enumerate(passes.flows()):
             if isinstance(flow, Exception):
@@ -214,5 +214,4 @@ def _mixer(shape: SlotShape) -> Mixer:
 
 
 def _has_single_positions(example: Any) -> bool:
-    args, kwargs = arguments(example)
-    return any(isinstance(v, Tensor) and 1 in v.shape[1:] for v in (*args, *kwargs.values()))
+    return any(1 in value.shape[1:] for value in input_tensors(example))

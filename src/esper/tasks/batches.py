@@ -9,8 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from esper.growth.probe import arguments
-
 Batch = tuple[Any, Tensor]
 """Model inputs (a tensor, a tuple of arguments or a dict of keyword arguments) and targets."""
 
@@ -83,12 +81,6 @@ def _columns(frame: Any, what: str) -> Any:
         named = ", ".join(map(repr, wrong[:5])) + (", …" if len(wrong) > 5 else "")
         raise ValueError(f"the {what} have columns that are not numbers, {named}: encode or drop them")
     return np.column_stack(list(columns.values())) if columns else np.zeros((len(frame), 0))
-
-
-def tensors_of(inputs: Any) -> list[Tensor]:
-    """The tensors among a model's arguments that have a batch axis."""
-    args, kwargs = arguments(inputs)
-    return [value for value in (*args, *kwargs.values()) if isinstance(value, Tensor) and value.dim() > 0]
 
 
 def move(inputs: Any, device: torch.device) -> Any:

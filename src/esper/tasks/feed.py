@@ -9,7 +9,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from esper.tasks.batches import LABELS, as_batch, move, tensors_of
+from esper.growth.probe import input_tensors
+from esper.tasks.batches import LABELS, as_batch, move
 from esper.tasks.batches import Batch as Batch
 from esper.tasks.data import Split, check_split, crop_and_flip, draw_crops
 
@@ -146,7 +147,7 @@ class LoaderFeed:
         inputs, targets = as_batch(batch, name, pass_labels=self.pass_labels)
         if targets.dim() == 0:
             raise ValueError(f"the {name} loader gives single examples, not batches: wrap it in a DataLoader")
-        for part in tensors_of(inputs):
+        for part in input_tensors(inputs):
             check_split(Split(part, targets), name)
         if self.labels:
             targets = class_numbers(targets, name)

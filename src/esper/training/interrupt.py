@@ -1,7 +1,7 @@
-"""Ctrl-C that loses nothing: the first one asks the job to stop after the step it is in, the second one stops it.
+"""Ctrl-C that loses nothing: after the first one the job stops at the end of its current step, the second stops it.
 
-In a command, SIGTERM and SIGHUP do the same. In a program of somebody else's, which calls `esper.grow`, they are not
-touched: whoever ends that program does not mean one call in it.
+In a command, SIGTERM and SIGHUP do the same. In a user's program that calls `esper.grow` they are not handled: they are
+meant for the program, not for one call in it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
 
@@ -19,7 +19,7 @@ INTERRUPTED = 130
 
 
 class Interrupt:
-    """Whether the person has asked to stop."""
+    """Whether a stop was requested."""
 
     requested = False
 
@@ -57,13 +57,8 @@ def ended_by_signals() -> Iterator[Ending]:
     if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
         yield ending
         return
-    wanted = [number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN]
-    previous = {number: signal.signal(number, ending) for number in wanted}
-    try:
+    with _handled(ending, (number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN)):
         yield ending
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 @contextmanager
@@ -81,9 +76,16 @@ def interruptible() -> Iterator[Interrupt]:
             raise KeyboardInterrupt
         interrupt.requested = True
 
-    previous = {number: signal.signal(number, note) for number in (signal.SIGINT, *commands)}
-    try:
+    with _handled(note, (signal.SIGINT, *commands)):
         yield interrupt
+
+
+@contextmanager
+def _handled(handler: Callable[[int, FrameType | None], None], numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """Within, these signals have this handler."""
+    previous = {number: signal.signal(number, handler) for number in numbers}
+    try:
+        yield
     finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
+        for number, before in previous.items():
+            signal.signal(number, before)

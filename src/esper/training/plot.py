@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from esper.lifecycle import Stage
-from esper.training.history import History
+from esper.training.own.history import History
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from esper.growth.blueprints.registry import blueprint
-from esper.growth.blueprints.rotary import rotated
+from esper.growth.blueprints.sequence import rotated
 
 
 class ChannelNorm(nn.Module):

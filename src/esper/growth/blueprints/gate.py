@@ -21,7 +21,7 @@ class Gated(nn.Module):
         hidden = max(4, channels // 4)
         last = nn.Linear(hidden, 1)
         self.decide = nn.Sequential(nn.Linear(channels, hidden), nn.SiLU(), last)
-        # Mostly open (0.88): the seed must learn before the gate can know where it helps.
+        # Mostly open (0.88): the seed must learn before the gate can learn where it helps.
         nn.init.constant_(last.bias, 2.0)
 
     def gate(self, h: torch.Tensor) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Blueprints: what a seed can be. A new one is one decorated class in one file; nothing else must know about it.
+"""Blueprints: what a seed can be. A new one is one decorated class in one file; nothing else needs a change.
 
 A blueprint class is built as `cls(channels, layout, **options)` and must map a tensor to one of the same shape,
 changing nothing at birth (a zero-initialised last layer, or a closed gate). It uses only torch, so that its source can
@@ -168,7 +168,7 @@ _AXES: dict[Layout, int] = {"conv1d": 1, "conv2d": 2, "sequence": 1, "dense": 0}
 
 
 def _try(entry: Blueprint, shape: SlotShape) -> None:
-    """Build it once and let something small through: what fails here would fail in the middle of somebody's run."""
+    """Build it once and let something small through: what fails here would fail in the middle of a run."""
     kind = f"blueprint {entry.name!r} ({entry.module.__name__})"
     wanted = ", ".join(["channels", "layout", *entry.options])
     if not (isinstance(entry.module, type) and issubclass(entry.module, nn.Module)):

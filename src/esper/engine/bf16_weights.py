@@ -13,10 +13,10 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from esper.engine.thin import SmallConv2d, ThinConv2d
+from esper.engine.few_channel_conv import PaddedConv2d, SmallConv2d
 
-CAST = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, ThinConv2d, SmallConv2d)
-"""Layers that do nothing with their weights but what autocast does in bfloat16. Not their subclasses: who knows."""
+CAST = (nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.Linear, PaddedConv2d, SmallConv2d)
+"""Layers that do nothing with their weights but what autocast does in bfloat16; their subclasses may do more."""
 
 
 def _is_plain(module: nn.Module) -> bool:
@@ -24,7 +24,7 @@ def _is_plain(module: nn.Module) -> bool:
     return type(module) in CAST and not module._forward_pre_hooks and set(module._parameters) <= {"weight", "bias"}
 
 
-class HalfWeights:
+class Bf16Weights:
     """The copies of one model's weights."""
 
     def __init__(self, model: nn.Module) -> None:

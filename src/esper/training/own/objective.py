@@ -8,7 +8,6 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from enum import Enum, auto
 from functools import partial
 from itertools import islice
 from typing import Any, Literal, TypeVar
@@ -18,24 +17,23 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.engine.measure import Loss, Score
-from esper.growth.probe import arguments, untouched
-from esper.tasks.batches import LABELS, Batch, tensors_of
+from esper.growth.probe import described, input_tensors, try_batch
+from esper.tasks.batches import LABELS, Batch
 from esper.tasks.feed import IGNORED, Feed, LoaderFeed, TensorFeed, check_classes
 from esper.tasks.registry import cross_entropy
-from esper.training.default_metrics import (
+from esper.training.own.default_metrics import (
     ObjectiveError,
-    check_class_shapes,
-    check_values,
+    checked_classes,
+    checked_values,
     class_axis,
     classes_right,
-    described,
     fits,
     labels_right,
     likelihood,
+    logits_of,
     variance_explained,
 )
-from esper.training.own_metric import Scale, check_metric, fit_metric
-from esper.training.set_scores import ScoreError, logits_of
+from esper.training.own.metric import Scale, check_metric, fit_metric, is_torch_loss
 
 Constant = Literal["class", "mean"]
 """The most frequent class, or the mean of the targets."""
@@ -44,59 +42,41 @@ ROUNDING = 1e-14
 """Variance, relative to the mean square, that is rounding alone."""
 
 
-class Kind(Enum):
-    """What a loss of torch compares."""
-
-    CLASSES = auto()
-    """Scores of classes with class numbers."""
-    SIGNS = auto()
-    """Logits with labels 0 and 1."""
-    MARGINS = auto()
-    """Logits with labels -1 and 1."""
-    PROBABILITIES = auto()
-    """Probabilities with labels 0 and 1."""
-    VALUES = auto()
-    COUNTS = auto()
-    """Rates, or their logarithms, with counts."""
-    OTHER = auto()
-    """Something that has no notion of right."""
-
-
-_KINDS: dict[Kind, tuple[tuple[type[nn.Module], ...], tuple[Any, ...]]] = {
-    Kind.CLASSES: (
-        (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss),
-        (F.cross_entropy, F.nll_loss, F.multi_margin_loss),
+Kind = Literal["classes", "signs", "margins", "probabilities", "counts", "values", "other"]
+"""What a loss of torch compares; `other` has no notion of right."""
+_KINDS: dict[Kind, tuple[Any, ...]] = {
+    # Scores of classes with class numbers.
+    "classes": (nn.CrossEntropyLoss, nn.NLLLoss, nn.MultiMarginLoss, F.cross_entropy, F.nll_loss, F.multi_margin_loss),
+    # Logits with labels 0 and 1.
+    "signs": (
+        *(nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss),
+        *(F.binary_cross_entropy_with_logits, F.multilabel_soft_margin_loss),
     ),
-    Kind.SIGNS: (
-        (nn.BCEWithLogitsLoss, nn.MultiLabelSoftMarginLoss),
-        (F.binary_cross_entropy_with_logits, F.multilabel_soft_margin_loss),
-    ),
-    Kind.MARGINS: ((nn.SoftMarginLoss,), (F.soft_margin_loss,)),
-    Kind.PROBABILITIES: ((nn.BCELoss,), (F.binary_cross_entropy,)),
-    Kind.COUNTS: ((nn.PoissonNLLLoss,), (F.poisson_nll_loss,)),
-    Kind.VALUES: (
-        (nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss),
-        (F.mse_loss, F.l1_loss, F.huber_loss, F.smooth_l1_loss),
+    # Logits with labels -1 and 1.
+    "margins": (nn.SoftMarginLoss, F.soft_margin_loss),
+    # Probabilities with labels 0 and 1.
+    "probabilities": (nn.BCELoss, F.binary_cross_entropy),
+    # Rates, or their logarithms, with counts.
+    "counts": (nn.PoissonNLLLoss, F.poisson_nll_loss),
+    "values": (
+        *(nn.MSELoss, nn.L1Loss, nn.HuberLoss, nn.SmoothL1Loss),
+        *(F.mse_loss, F.l1_loss, F.huber_loss, F.smooth_l1_loss),
     ),
 }
 
 
 def kind_of(loss: Any) -> Kind | None:
     """None for no loss, and for one of the person's own."""
-    if loss is None:
-        return None
     function = loss.func if isinstance(loss, partial) else loss
-    for kind, (modules, functions) in _KINDS.items():
-        if isinstance(function, modules) or function in functions:
+    for kind, known in _KINDS.items():
+        if any(function is one or (isinstance(one, type) and isinstance(function, one)) for one in known):
             return kind
-    name = getattr(function, "__name__", "")
-    of_torch = isinstance(function, nn.modules.loss._Loss) or getattr(F, name, None) is function
-    return Kind.OTHER if of_torch else None
+    return "other" if is_torch_loss(function) else None
 
 
 def integers_are_classes(loss: Any) -> bool:
     """Unless the loss says otherwise, integer targets are class numbers."""
-    return loss is None or kind_of(loss) is Kind.CLASSES
+    return loss is None or kind_of(loss) == "classes"
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +129,7 @@ def fit_objective(
 ) -> Objective:
     """Loss and score, tried on `batch`, the first of the validation set. `targets` are some of the training's."""
     check_metric(metric, metric_scale)
-    seen = _Seen(feed, targets, *batch, _outputs(model, batch), _on_device(loss, batch[1]), kind_of(loss))
+    seen = _Seen(feed, targets, *batch, try_batch(model, batch[0]), _on_device(loss, batch[1]), kind_of(loss))
     _check_targets(seen)
     ignored = _ignored(loss)
     classes = _class_count(seen) if integers_are_classes(loss) and not targets.is_floating_point() else None
@@ -203,12 +183,11 @@ def _loss(seen: _Seen) -> Loss:
         return _default_loss(seen)
     if seen.kind is None:
         return given  # type: ignore[no-any-return]
-    if seen.kind in (Kind.CLASSES, Kind.OTHER):
+    if seen.kind in ("classes", "other"):
         return lambda outputs, targets: given(logits_of(outputs), targets)
 
     def compared(outputs: Any, targets: Tensor) -> Tensor:
-        values = logits_of(outputs)
-        check_values(values, targets)  # torch would compare every example with every other
+        values = checked_values(outputs, targets)  # else torch may compare every example with every other
         return given(values, targets.to(values.dtype))  # type: ignore[no-any-return]
 
     return compared
@@ -230,19 +209,17 @@ def _default_loss(seen: _Seen) -> Loss:
 def _copies(inputs: Any, targets: Tensor) -> bool:
     """One of the inputs is the targets. (That both are constant, as masks and labels may be, says nothing.)"""
     others = {**inputs, LABELS: None} if isinstance(inputs, dict) else inputs
-    same = any(part.shape == targets.shape and bool((part == targets).all()) for part in tensors_of(others))
+    same = any(part.shape == targets.shape and bool((part == targets).all()) for part in input_tensors(others))
     return same and bool(targets.min() != targets.max())
 
 
 def class_loss(outputs: Any, targets: Tensor, axis: int) -> Tensor:
-    logits = logits_of(outputs)
-    check_class_shapes(logits, targets, axis)
+    logits = checked_classes(outputs, targets, axis)
     return F.cross_entropy(logits, targets) if axis == 1 else cross_entropy(logits, targets)
 
 
 def squared_error(outputs: Any, targets: Tensor) -> Tensor:
-    values = logits_of(outputs)
-    check_values(values, targets)
+    values = checked_values(outputs, targets)
     return F.mse_loss(values, targets.to(values.dtype))
 
 
@@ -251,21 +228,21 @@ def squared_error(outputs: Any, targets: Tensor) -> Tensor:
 
 def _default_score(seen: _Seen, ignored: int) -> tuple[Score, Constant | None]:
     match seen.kind:
-        case Kind.CLASSES:
+        case "classes":
             return classes_right(1, ignored), None if seen.targets.is_floating_point() else "class"
-        case Kind.SIGNS:
+        case "signs":
             return labels_right(0.0, 0.5), None
-        case Kind.MARGINS:
+        case "margins":
             return labels_right(0.0, 0.0), None
-        case Kind.PROBABILITIES:
+        case "probabilities":
             return labels_right(0.5, 0.5), None
-        case Kind.VALUES:
+        case "values":
             return variance_explained(_variance(seen)), "mean"
-        case Kind.COUNTS:
+        case "counts":
             settings = seen.loss.keywords if isinstance(seen.loss, partial) else vars(seen.loss)
             rate = torch.exp if settings.get("log_input", True) else None
             return variance_explained(_variance(seen), rate), None
-        case Kind.OTHER:
+        case "other":
             raise ObjectiveError("this loss does not say what is right: pass metric=, a function of (outputs, targets)")
     if seen.loss is None and seen.model_has_loss:
         return _score_like_models_loss(seen)
@@ -343,29 +320,18 @@ def _columns(targets: Tensor, *, fixed: bool) -> Tensor:
 # -- tried once before the training -------------------------------------------------------------------------------
 
 
-def _outputs(model: nn.Module, batch: Batch) -> Any:
-    args, kwargs = arguments(batch[0])
-    try:
-        with untouched(model), torch.no_grad():
-            return model(*args, **kwargs)
-    except Exception as error:
-        detail = str(error).strip().partition("\n")[0] or type(error).__name__
-        given = ", ".join(described(value) for value in (*args, *kwargs.values()))
-        raise ValueError(f"{type(model).__name__} does not accept the example batch ({given}): {detail}") from error
-
-
 def _tries(model: nn.Module, seen: _Seen) -> Iterator[tuple[Any, Tensor]]:
-    """Outputs and targets of the validation set, batch by batch, as far as somebody wants to see them."""
+    """Outputs and targets of the validation set, batch by batch, as far as they are read."""
     yield seen.outputs, seen.targets
     for batch in islice(seen.feed.validation(), 1, None):
-        yield _outputs(model, batch), batch[1]
+        yield try_batch(model, batch[0]), batch[1]
 
 
 def _class_count(seen: _Seen) -> int | None:
     """Between how many classes the model chooses for each target, if it does."""
     logits, targets = seen.logits, seen.targets
     if isinstance(logits, Tensor) and logits.dim() > 1:
-        if seen.kind is Kind.CLASSES:
+        if seen.kind == "classes":
             return int(logits.shape[1])
         if not targets.is_floating_point() and logits.dim() == targets.dim() + 1:
             axis = -1 if seen.model_has_loss or seen.loss is not None else class_axis(logits, targets)
@@ -387,14 +353,14 @@ def _tried(what: str, function: Callable[[], _Result], seen: _Seen) -> _Result:
     try:
         with torch.no_grad():
             return function()
-    except (ObjectiveError, ScoreError):
+    except ObjectiveError:
         raise
     except Exception as error:
         detail = str(error).strip().partition("\n")[0] or type(error).__name__
         last = isinstance(seen.logits, Tensor) and fits(seen.logits, seen.targets, -1)
-        if what == "loss" and seen.kind is Kind.CLASSES and last:
+        if what == "loss" and seen.kind == "classes" and last:
             detail += " (torch wants the classes on axis 1: for cross-entropy over the last axis, leave loss= out)"
-        if what == "loss" and seen.kind is Kind.OTHER:
+        if what == "loss" and seen.kind == "other":
             detail += " (wrap the loss in a function of (outputs, targets), and pass metric=)"
         raise ValueError(
             f"the {what} fails for the model's outputs ({described(seen.outputs)}) and targets "

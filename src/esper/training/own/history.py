@@ -1,16 +1,16 @@
-"""The story of one run, as data: for `history.json`, for the plot, and for whoever asks why something was grown."""
+"""The history of one run, as data: for `history.json`, for the plot, and to look up why something was grown."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
+from enum import Enum
 from typing import Any
 
+from esper.engine.counterfactual import SeedValue
 from esper.engine.eager import EpochRecord
-from esper.engine.governor import Verdict
 from esper.env.rent import RENT_RATE
-from esper.lifecycle import Contrast, Stage, Transition
+from esper.lifecycle import Stage, Transition
 
 FORMAT = 1
 
@@ -27,6 +27,8 @@ class History:
     """What was decided about unfinished seeds when the run ended."""
     rent: float = RENT_RATE
     """Points that one more host-size of parameters had to earn."""
+    values: dict[str, SeedValue] = field(default_factory=dict)
+    """By slot: what each seed that acts in the final network contributes to its score on the validation data."""
 
     @property
     def transitions(self) -> list[Transition]:
@@ -56,6 +58,7 @@ class History:
             ended=fate.epoch,
             why_ended=fate.reason,
             settings=effect.settings,
+            value=None if fate.target is Stage.PRUNED else self.values.get(birth.slot),
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -66,8 +69,8 @@ class History:
             "host_parameters": self.host_parameters,
             "rent": self.rent,
             "epochs": [_record_json(record) for record in self.records],
-            "transitions": [_transition_json(transition) for transition in self.transitions],
-            "seeds": [{**asdict(story), "fate": story.fate.name} for story in self.seeds()],
+            "transitions": _plain(self.transitions),
+            "seeds": _plain(self.seeds()),
         }
 
 
@@ -87,15 +90,17 @@ class SeedStory:
     why_ended: str
     settings: str
     """Whose learning rate and other settings of the optimizer it was trained with."""
+    value: SeedValue | None = None
+    """What it contributes to the final network; None if it does not act there."""
 
 
 def _record_json(record: EpochRecord) -> dict[str, Any]:
     action = record.effect.action
     return {
         "epoch": record.epoch,
-        "train_loss": _number(record.trained.loss),
-        "val_loss": _number(record.measured.loss),
-        "val_accuracy": _number(record.measured.accuracy),
+        "train_loss": _plain(record.trained.loss),
+        "val_loss": _plain(record.measured.loss),
+        "val_accuracy": _plain(record.measured.accuracy),
         "parameters": record.parameters,
         "action": {
             "op": action.op.name,
@@ -105,31 +110,22 @@ def _record_json(record: EpochRecord) -> dict[str, Any]:
             "probability": action.probability,
         },
         "effect": {"changed": record.effect.changed, "message": record.effect.message},
-        "verdict": None if record.verdict is None else _verdict_json(record.verdict),
-        "stages": [stage.name for stage in record.stages],
+        "verdict": _plain(record.verdict),
+        "stages": _plain(record.stages),
         "alphas": list(record.alphas),
-        "contributions": _contrasts_json(record.measured.contributions),
-        "shadow_benefits": _contrasts_json(record.measured.shadow_benefits),
+        "contributions": _plain(record.measured.contributions),
+        "shadow_benefits": _plain(record.measured.shadow_benefits),
     }
 
 
-def _contrasts_json(contrasts: Mapping[int, Contrast]) -> dict[int, dict[str, float | None]]:
-    return {slot: {name: _number(value) for name, value in asdict(c).items()} for slot, c in contrasts.items()}
-
-
-def _transition_json(transition: Transition) -> dict[str, Any]:
-    return {**asdict(transition), "source": transition.source.name, "target": transition.target.name}
-
-
-def _verdict_json(verdict: Verdict) -> dict[str, Any]:
-    return {
-        "kind": verdict.kind.value,
-        "seen": _number(verdict.seen),
-        "limit": _number(verdict.limit),
-        "message": verdict.message,
-    }
-
-
-def _number(value: float) -> float | None:
-    """JSON has no NaN and no infinity."""
-    return value if math.isfinite(value) else None
+def _plain(value: Any) -> Any:
+    """As data of JSON, which has no NaN and no infinity. Of an enumeration the text, or else the name."""
+    if isinstance(value, Enum):
+        return value.value if isinstance(value.value, str) else value.name
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if is_dataclass(value):
+        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, dict):
+        return {key: _plain(part) for key, part in value.items()}
+    return [_plain(part) for part in value] if isinstance(value, tuple | list) else value

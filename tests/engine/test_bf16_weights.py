@@ -15,9 +15,9 @@ import torch
 from torch import nn
 
 from esper.actions import WAIT, Action
+from esper.engine.bf16_weights import Bf16Weights
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.graphs import GraphEngine
-from esper.engine.half import HalfWeights
 from esper.engine.learner import Learner
 from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.precision import Precision
@@ -39,7 +39,7 @@ TOLERANCE = 0.02
 
 @pytest.fixture(autouse=True)
 def half_everywhere(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("esper.engine.precision.HALF_DEVICES", frozenset({"cpu", "cuda"}))
+    monkeypatch.setattr("esper.engine.precision.BF16_DEVICES", frozenset({"cpu", "cuda"}))
 
 
 def learner_of(world: World) -> Learner:
@@ -72,7 +72,7 @@ def test_weights_that_are_cast_together_give_the_numbers_of_autocast(
     kind = fitting(learner_of(BUILT_IN[name]).model.slots[0].shape)[0].name
     script = [WAIT, germinate(0, kind), *[WAIT] * 5]
     together = play(make_engine([learner_of(BUILT_IN[name])], [None]), script)
-    monkeypatch.setattr("esper.engine.half.CAST", ())
+    monkeypatch.setattr("esper.engine.bf16_weights.CAST", ())
     one_by_one = play(make_engine([learner_of(BUILT_IN[name])], [None]), script)
     assert [numbers(r) for r in together] == [numbers(r) for r in one_by_one]
     assert len({stage for record in together for stage in record.stages}) >= 4  # dormant, incubating, blending, holding
@@ -85,18 +85,18 @@ def test_layers_get_their_weights_back_and_what_is_tied_or_foreign_is_left_alone
     host = nn.ModuleList([nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), Doubled(4, 4), nn.LayerNorm(4)])
     host[2].weight = host[1].weight
     before = dict(host.named_parameters())
-    half = HalfWeights(host)
-    with half.in_place():
+    copies = Bf16Weights(host)
+    with copies.in_place():
         types = {name: p.dtype for name, p in host.named_parameters()}
         halved = {name for name, kind in types.items() if kind is torch.bfloat16}
         assert halved == {"0.weight", "0.bias", "1.bias", "2.bias"}
-        assert half.copies_of([before["0.weight"]])[0] is host[0].weight
-        assert half.weights_of([host[0].weight])[0] is before["0.weight"]
+        assert copies.copies_of([before["0.weight"]])[0] is host[0].weight
+        assert copies.weights_of([host[0].weight])[0] is before["0.weight"]
         host[0](torch.ones(2, 4, dtype=torch.bfloat16)).sum().backward()
-        half.hand_over()
+        copies.hand_over()
         assert before["0.weight"].grad is not None
         assert before["0.weight"].grad.dtype is torch.float32
-    with pytest.raises(RuntimeError, match="broken"), half.in_place():
+    with pytest.raises(RuntimeError, match="broken"), copies.in_place():
         raise RuntimeError("broken")
     assert all(p is before[name] for name, p in host.named_parameters())
 

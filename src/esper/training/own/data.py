@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 from torch.utils.data import DataLoader, Dataset
 
-from esper.growth.probe import arguments, untouched, with_batch
+from esper.growth.probe import call, untouched, with_batch
 from esper.tasks.batches import LABELS, is_array, to_tensor
 from esper.tasks.data import Split, check_split
 from esper.tasks.feed import Batch, Feed, LoaderFeed, TensorFeed, check_classes, chunks, class_numbers
@@ -122,7 +122,7 @@ def without_labels(model: nn.Module, example: Any) -> Any:
         return example
     bare = {key: value for key, value in example.items() if key != LABELS}
     try:
-        with untouched(model), torch.no_grad():
+        with untouched(model):
             model(**bare)
     except Exception:  # an encoder-decoder makes its decoder's inputs of them
         return example
@@ -175,12 +175,11 @@ def check_batches_of_one(model: nn.Module, feed: Feed, example: Any) -> None:
 
 
 def _takes_one_example(model: nn.Module, example: Any) -> bool:
-    args, kwargs = arguments(with_batch(example, 1))
-    with untouched(model), torch.no_grad():
+    with untouched(model):
         model.train()
         try:
-            model(*args, **kwargs)
-        except Exception as error:  # whatever else a batch of one does to it is not asked here
+            call(model, with_batch(example, 1))
+        except Exception as error:  # other errors of a batch of one are not checked here
             return "more than 1 value per channel" not in str(error)
     return True
 

@@ -1,4 +1,4 @@
-"""A garbage collector that keeps no GPU waiting."""
+"""Control of the garbage collector, so that no GPU waits for a collection."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ NEVER = 1_000_000
 """Collections of young objects before one of older ones."""
 FULL = 16
 """Every so many calls of `collect_garbage` everything is looked through."""
-INTERPRETERS = 1000
+FROZEN_AT_START = 1000
 """Python 3.12 has frozen 375 objects of its own when it starts. Whoever else freezes, freezes far more than this."""
 
 
 @contextmanager
-def quiet_collector(device: torch.device) -> Iterator[None]:
+def deferred_gc(device: torch.device) -> Iterator[None]:
     """Within, no collection that a GPU would wait for comes in the middle of a step. For a CPU nothing changes.
 
-    What was there before is not looked through, and only the youngest objects are, until someone asks for more:
-    environments do at every reset (`collect_garbage`).
+    Objects that existed before are not searched, and only the youngest ones are, until `collect_garbage` is
+    called, as environments do at every reset.
     """
-    if device.type != "cuda" or gc.get_freeze_count() > INTERPRETERS:  # frozen by another, who alone may end that
+    if device.type != "cuda" or gc.get_freeze_count() > FROZEN_AT_START:  # frozen by another, who alone may end that
         yield
         return
     gc.collect()  # what is garbage already would be kept with the rest
@@ -40,10 +40,10 @@ def quiet_collector(device: torch.device) -> Iterator[None]:
 class GarbageCollection:
     """To be called when networks have just been dropped.
 
-    Among quiet collections they are all still young, and nothing else needs a look: the modules that torch.compile
-    imports and the captured epochs of 64 networks took 0.3 s of every reset. Networks that lived through a collection
-    by somebody else (torch.compile makes some) are old, and then everything is looked through; so it is at every
-    sixteenth call, for the sake of another environment's networks, and always where collections are not quiet.
+    While collections are deferred, dropped networks are all still young, and only young objects are searched: to search
+    the modules that torch.compile imports and the captured epochs of 64 networks took 0.3 s of every reset. A network
+    that survived another collection (torch.compile makes some) is old, and then everything is searched; so it is at
+    every sixteenth call, for another environment's networks, and always where collections are not deferred.
     """
 
     def __init__(self) -> None:
@@ -53,8 +53,8 @@ class GarbageCollection:
 
     def __call__(self) -> None:
         self._calls += 1
-        quiet = gc.get_threshold()[1] == NEVER and _old_collections() == self._collections
-        gc.collect(1 if quiet and self._calls % FULL else 2)
+        deferred = gc.get_threshold()[1] == NEVER and _old_collections() == self._collections
+        gc.collect(1 if deferred and self._calls % FULL else 2)
         self._collections = _old_collections()
 
 

@@ -10,24 +10,23 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.engine.measure import Score
+from esper.growth.probe import described
 from esper.tasks.feed import IGNORED
-from esper.training.set_scores import logits_of
 
 
 class ObjectiveError(ValueError):
-    """Outputs and targets that the default loss and metric cannot compare. The message says what to do."""
+    """Outputs and targets that cannot be compared, or a metric that gives no score. The message says what to do."""
 
 
 def classes_right(axis: int, ignored: int = IGNORED) -> Score:
     """Per example: the share of positions whose class is right. Targets may be probabilities of the classes."""
 
     def score(outputs: Any, targets: Tensor) -> Tensor:
-        logits = logits_of(outputs)
         if targets.is_floating_point():
-            check_values(logits, targets)
+            logits = checked_values(outputs, targets)
             targets = targets.argmax(axis)
         else:
-            check_class_shapes(logits, targets, axis)
+            logits = checked_classes(outputs, targets, axis)
         known = targets != ignored
         right = (logits.argmax(axis) == targets) & known
         counts = _per_example(known).sum(1)
@@ -43,8 +42,7 @@ def likelihood(*, shifted: bool = False, ignored: int = IGNORED) -> Score:
     """
 
     def score(outputs: Any, targets: Tensor) -> Tensor:
-        logits = logits_of(outputs)
-        check_class_shapes(logits, targets, -1)
+        logits = checked_classes(outputs, targets, -1)
         if shifted:
             logits, targets = logits[:, :-1], targets[:, 1:]
         losses = F.cross_entropy(
@@ -60,8 +58,7 @@ def labels_right(threshold: float, target_threshold: float) -> Score:
     """Per example: the share of its labels for which output and target are on the same side."""
 
     def score(outputs: Any, targets: Tensor) -> Tensor:
-        values = logits_of(outputs)
-        check_values(values, targets)
+        values = checked_values(outputs, targets)
         return 100.0 * _per_example((values > threshold) == (targets > target_threshold)).float().mean(1)
 
     return score
@@ -71,9 +68,8 @@ def variance_explained(variance: Tensor, prediction: Callable[[Tensor], Tensor] 
     """Per example: 100 less the squared error in percent of the targets' variance. The mean is R²."""
 
     def score(outputs: Any, targets: Tensor) -> Tensor:
-        values = logits_of(outputs)
-        check_values(values, targets)
-        values = values.detach() if prediction is None else prediction(values.detach())
+        values = checked_values(outputs, targets).detach()
+        values = values if prediction is None else prediction(values)
         squares = _per_example((values - targets).double().square()).mean(1)
         return 100.0 * (1.0 - squares / variance)
 
@@ -94,7 +90,7 @@ def _filled(scores: Tensor, known: Tensor) -> Tensor:
 
 def class_axis(outputs: Any, targets: Tensor) -> int:
     """Where the outputs have one number per class: 1 as in torch, or -1. What fits both is refused, not guessed."""
-    check_outputs(outputs)
+    outputs = checked_outputs(outputs)
     first, last = fits(outputs, targets, 1), fits(outputs, targets, -1)
     if first and last and outputs.dim() > 2:
         raise ObjectiveError(
@@ -115,33 +111,38 @@ def _without(outputs: Tensor, axis: int) -> list[int]:
     return shape
 
 
-def check_class_shapes(outputs: Any, targets: Tensor, axis: int) -> None:
-    """Else torch compares every example with every other."""
-    check_outputs(outputs)
-    if not fits(outputs, targets, axis) or targets.is_floating_point():
+def checked_classes(outputs: Any, targets: Tensor, axis: int) -> Tensor:
+    """The logits, with one number per class along `axis` for each target."""
+    logits = checked_outputs(outputs)
+    if not fits(logits, targets, axis) or targets.is_floating_point():
         raise ObjectiveError(
-            f"the model gives {described(outputs)}, so the targets must be class numbers of shape "
-            f"{_without(outputs, axis)}, not {described(targets)}: reshape them, or pass loss= and metric="
+            f"the model gives {described(logits)}, so the targets must be class numbers of shape "
+            f"{_without(logits, axis)}, not {described(targets)}: reshape them, or pass loss= and metric="
         )
+    return logits
 
 
-def check_values(outputs: Any, targets: Tensor) -> None:
-    check_outputs(outputs)
-    if outputs.shape != targets.shape:
+def checked_values(outputs: Any, targets: Tensor) -> Tensor:
+    """The values, in the shape of the targets."""
+    values = checked_outputs(outputs)
+    if values.shape != targets.shape:
         raise ObjectiveError(
-            f"the model gives {described(outputs)} and the targets are {described(targets)}: reshape the targets to "
+            f"the model gives {described(values)} and the targets are {described(targets)}: reshape the targets to "
             "the outputs' shape (or the outputs), or pass loss= and metric="
         )
+    return values
 
 
-def check_outputs(outputs: Any) -> None:
-    if not isinstance(outputs, Tensor) or outputs.dim() == 0:
+def checked_outputs(outputs: Any) -> Tensor:
+    values = logits_of(outputs)
+    if not isinstance(values, Tensor) or values.dim() == 0:
         raise ObjectiveError(
-            f"the model gives {described(outputs)}: pass loss= and metric= that know what to make of it"
+            f"the model gives {described(values)}: pass loss= and metric= that know what to make of it"
         )
+    return values
 
 
-def described(value: Any) -> str:
-    if not isinstance(value, Tensor):
-        return f"a {type(value).__name__}"
-    return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}"
+def logits_of(outputs: Any) -> Any:
+    """The tensor of a model that gives an object with `logits`, as those of Hugging Face do."""
+    logits = getattr(outputs, "logits", None)
+    return logits if isinstance(logits, Tensor) else outputs

@@ -1,7 +1,7 @@
 """The tensors of one learner that an epoch reads and writes, in tensors that stay where they are.
 
 A CUDA graph works on fixed addresses. `Storage` owns such addresses; a learner that is bound to it keeps its parameter
-objects, its optimizer and its seeds, but their numbers live in the storage.
+objects, its optimizer and its seeds, but their numbers lie in the storage.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW, Optimizer
 
-from esper.engine.fingerprint import Same, layout, value_fingerprint
+from esper.engine.fingerprint import ById, layout, value_fingerprint
 from esper.engine.learner import Learner
 from esper.growth.slot import Slot
 from esper.growth.tensors import Arrangement, side_by_side
@@ -24,7 +24,7 @@ REPLAYABLE = (Adam, AdamW, SGD)
 """Optimizers whose fused step reads its learning rate from a tensor."""
 
 
-def why_not_static(learner: Learner) -> str:
+def why_not_capturable(learner: Learner) -> str:
     """Why this learner's epochs cannot be replayed; empty when they can."""
     optimizer = learner.optimizer.optimizer
     if type(learner.feed) is not TensorFeed:
@@ -134,11 +134,11 @@ def is_copied(split: Split) -> bool:
 
 def data_fingerprint(split: Split) -> Hashable:
     """Large data by address: many learners share them. Small data by their layout."""
-    return (layout(split.x), layout(split.y)) if is_copied(split) else (Same(split.x), Same(split.y))
+    return (layout(split.x), layout(split.y)) if is_copied(split) else (ById(split.x), ById(split.y))
 
 
 def tensor_feed(learner: Learner) -> TensorFeed:
-    assert isinstance(learner.feed, TensorFeed)  # `why_not_static` is asked first
+    assert isinstance(learner.feed, TensorFeed)  # `why_not_capturable` is called first
     return learner.feed
 
 
@@ -163,11 +163,11 @@ class Storage:
         """Whether these are the bound ones: a host may put new buffers in the place of old ones."""
         return len(tensors) == len(self._bound) and all(a is b for a, b in zip(tensors, self._bound, strict=True))
 
-    def let_go(self) -> None:
+    def unbind(self) -> None:
         """Give the learner addresses of its own again, so that the next one here does not overwrite its numbers."""
         if [tensor.data_ptr() for tensor in self._bound] == self._addresses:
             places = self._arrangement.within([piece.clone() for piece in self._pieces])
-        else:  # someone has moved the network, or a part of it, and it stays where it is
+        else:  # the network, or a part of it, was moved, and stays where it is
             own = Arrangement(self._bound)
             places = own.within(own.pieces())
             own.copy(self._bound, places)

@@ -12,10 +12,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.engine import thin
+from esper.engine import few_channel_conv
+from esper.engine.bf16_weights import Bf16Weights
+from esper.engine.few_channel_conv import PaddedConv2d, SmallConv2d, use_few_channel_convs
 from esper.engine.fingerprint import module_fingerprint
-from esper.engine.half import HalfWeights
-from esper.engine.thin import SmallConv2d, ThinConv2d, quicken
 from esper.growth.attach import attach
 from esper.growth.export import plain_model
 from small_worlds import EAGER, advance
@@ -25,16 +25,16 @@ DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.i
 
 @pytest.fixture(autouse=True)
 def nothing_decided_before() -> Iterator[None]:
-    thin.kernels_work.cache_clear()
+    few_channel_conv.kernels_work.cache_clear()
     yield
-    thin.kernels_work.cache_clear()
+    few_channel_conv.kernels_work.cache_clear()
 
 
 @pytest.fixture
 def working_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """As where Triton is, and a GPU."""
-    monkeypatch.setattr(thin, "MOST_CHANNELS", 32)
-    monkeypatch.setattr(thin, "_try_kernels", lambda device: None)
+    monkeypatch.setattr(few_channel_conv, "MOST_CHANNELS", 32)
+    monkeypatch.setattr(few_channel_conv, "_try_kernels", lambda device: None)
 
 
 def picture_host(device: str = "cpu") -> nn.Sequential:
@@ -51,7 +51,7 @@ def passed(host: nn.Sequential, x: Tensor, *, half: bool) -> tuple[Tensor, list[
         output = host(x)
         output.square().mean().backward()
     else:
-        copies = HalfWeights(host)
+        copies = Bf16Weights(host)
         with copies.in_place(), torch.autocast(x.device.type, torch.bfloat16, cache_enabled=False):
             output = host(x)
             output.float().square().mean().backward()
@@ -61,10 +61,10 @@ def passed(host: nn.Sequential, x: Tensor, *, half: bool) -> tuple[Tensor, list[
 
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("half", [False, True])
-def test_a_quickened_convolution_gives_the_same_output_and_gradients(device: str, half: bool) -> None:
+def test_a_convolution_of_few_channels_gives_the_same_output_and_gradients(device: str, half: bool) -> None:
     x = torch.randn(5, 3, 9, 9, generator=torch.Generator().manual_seed(1)).to(device)
     plain, filled = picture_host(device), picture_host(device)
-    quicken(filled)
+    use_few_channel_convs(filled)
     (expected, gradients), (seen, found) = passed(plain, x, half=half), passed(filled, x, half=half)
     near = 0.02 if half else 0.0  # in half precision another kernel adds up in another order
     torch.testing.assert_close(seen, expected, rtol=near, atol=near * float(expected.abs().max()))
@@ -82,8 +82,8 @@ def test_only_plain_convolutions_of_few_channels_are_changed() -> None:
     other = [nn.Conv2d(8, 8, 3), nn.Conv2d(64, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1, stride=2)]
     host = nn.Sequential(nn.Conv2d(3, 8, 3), Own(3, 8, 3), nn.Conv2d(4, 4, 3, groups=4), *small, *other)
     names = list(host.state_dict())
-    quicken(host)
-    assert [type(part) for part in host] == [ThinConv2d, Own, nn.Conv2d, *[SmallConv2d] * 2, *[nn.Conv2d] * 3]
+    use_few_channel_convs(host)
+    assert [type(part) for part in host] == [PaddedConv2d, Own, nn.Conv2d, *[SmallConv2d] * 2, *[nn.Conv2d] * 3]
     assert list(host.state_dict()) == names
 
 
@@ -136,18 +136,18 @@ def test_where_the_kernels_are_missing_or_cannot_be_built_the_log_says_so_once_a
         tried.append(device)
         raise RuntimeError("Failed to find C compiler.\nand a long trace")
 
-    monkeypatch.setattr(thin, "_try_kernels", broken)
+    monkeypatch.setattr(few_channel_conv, "_try_kernels", broken)
     for channels, reason in (
         (0, "Triton is not installed"),
         (32, "Triton's kernels do not work on cpu (RuntimeError: Failed to find C compiler.)"),
     ):
-        monkeypatch.setattr(thin, "MOST_CHANNELS", channels)
-        thin.kernels_work.cache_clear()
+        monkeypatch.setattr(few_channel_conv, "MOST_CHANNELS", channels)
+        few_channel_conv.kernels_work.cache_clear()
         caplog.clear()
         for _ in range(2):
             host = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
-            quicken(host)
-            assert [type(part) for part in host] == [ThinConv2d, nn.Conv2d]
+            use_few_channel_convs(host)
+            assert [type(part) for part in host] == [PaddedConv2d, nn.Conv2d]
         assert caplog.messages == [f"{reason}: cuDNN makes small convolutions, at a half to a quarter of the speed"]
     assert tried == [torch.device("cpu")]
 
@@ -155,7 +155,7 @@ def test_where_the_kernels_are_missing_or_cannot_be_built_the_log_says_so_once_a
 @pytest.mark.usefixtures("working_kernels")
 def test_kernels_that_work_are_used_without_a_word(caplog: pytest.LogCaptureFixture) -> None:
     host = nn.Sequential(nn.Conv2d(3, 8, 3, padding=1), nn.Conv2d(8, 8, 3, padding=1))
-    quicken(host)
+    use_few_channel_convs(host)
     assert [type(part) for part in host] == [SmallConv2d, SmallConv2d]
     assert not caplog.messages
 
@@ -163,25 +163,25 @@ def test_kernels_that_work_are_used_without_a_word(caplog: pytest.LogCaptureFixt
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_a_gpu_with_triton_has_working_kernels() -> None:
     pytest.importorskip("triton")
-    assert thin.kernels_work(torch.device("cuda", 0))
+    assert few_channel_conv.kernels_work(torch.device("cuda", 0))
 
 
 def test_hosts_with_such_convolutions_still_share_captured_epochs() -> None:
     hosts = [picture_host(), picture_host()]
     before = module_fingerprint(hosts[0])
     for host in hosts:
-        quicken(host)
+        use_few_channel_convs(host)
     assert module_fingerprint(hosts[0]) == module_fingerprint(hosts[1]) != before
 
 
 def test_an_exported_model_has_plain_convolutions_again() -> None:
     x = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(1))
     host = picture_host()
-    quicken(host)
+    use_few_channel_convs(host)
     growing = attach(host, ["1"], x)
     plain = plain_model(growing)
     assert [type(part) for part in plain] == [nn.Conv2d, nn.ReLU, nn.Conv2d]  # type: ignore[arg-type, attr-defined]
-    assert type(host[0]) is ThinConv2d
+    assert type(host[0]) is PaddedConv2d
     assert torch.equal(plain(x), growing(x))
 
 
@@ -189,7 +189,7 @@ def test_an_exported_model_has_plain_convolutions_again() -> None:
 def test_so_has_a_seed_that_grew() -> None:
     x = torch.randn(2, 3, 9, 9, generator=torch.Generator().manual_seed(1))
     growing = attach(picture_host(), ["1"], x, rules=EAGER)
-    growing.on_planting = quicken
+    growing.on_planting = use_few_channel_convs
     growing.germinate(growing.slots[0], "conv", "linear", epoch=0)
     for _ in range(4):
         advance(growing.slots[0])
@@ -198,4 +198,4 @@ def test_so_has_a_seed_that_grew() -> None:
     seed = growing.slots[0].seed
     assert seed is not None
     assert any(type(module) is SmallConv2d for module in seed.modules())
-    assert not any(isinstance(module, ThinConv2d) for module in plain_model(growing).modules())
+    assert not any(isinstance(module, PaddedConv2d) for module in plain_model(growing).modules())

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from esper.actions import Action
+from esper.engine.counterfactual import SeedValue, seed_values
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.governor import Governor
 from esper.engine.learner import Learner
@@ -22,14 +23,14 @@ from esper.env.situation import observe
 from esper.growth.export import Saved, save
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.plain import ExportError, allowed_gap, output_gap, plain_model
-from esper.growth.probe import arguments, untouched
+from esper.growth.probe import call, untouched
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
 from esper.tasks.feed import Batch
-from esper.training.history import History
 from esper.training.interrupt import interruptible
-from esper.training.remarks import Outlook, Targets, remarks
+from esper.training.own.history import History
+from esper.training.own.remarks import Outlook, Targets, remarks
 
 OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
 """Called after every epoch with what happened to the growing model, and to the control if there is one."""
@@ -59,7 +60,7 @@ class Grown:
     interrupted: bool
     """The run was stopped before its last epoch."""
     remarks: tuple[str, ...] = ()
-    """What a person should know about this run, a sentence each: why nothing grew, that it ended at chance, …"""
+    """A sentence each: why nothing grew, that the run ended at chance, …"""
 
     @property
     def parameters(self) -> int:
@@ -163,8 +164,11 @@ def _finish(
     settled = settle(grown, before.rent)
     model = grown.model
     slots = tuple(slot.path for slot in model.slots)
-    history = History(before.controller.name, slots, model.host_parameters, tuple(records), tuple(settled), before.rent)
-    exported = plain_model(model, share=True).eval()  # the growing model ends here, so its tensors can live on
+    values, problem = _seed_values(grown)
+    history = History(
+        before.controller.name, slots, model.host_parameters, tuple(records), tuple(settled), before.rent, values
+    )
+    exported = plain_model(model, share=True).eval()  # the growing model ends here, so its tensors can be shared
     held_out = [_evaluate(learner, test) for learner in learners] if test else []
     targets = Targets(grown.feed.validation, before)
     validation = [_evaluate_export(grown, exported, targets)]
@@ -177,8 +181,21 @@ def _finish(
         control=(held_out or validation)[1] if len(learners) > 1 else None,
         example=example,
         interrupted=len(records) < before.epochs,
-        remarks=remarks(before, history, validation[0].accuracy, untrained, targets),
+        remarks=remarks(before, history, validation[0].accuracy, untrained, targets) + problem,
     )
+
+
+def _seed_values(learner: Learner) -> tuple[dict[str, SeedValue], tuple[str, ...]]:
+    """By slot, what the seeds of the final network contribute; and a remark, if that could not be measured."""
+    model = learner.model
+    if not model.joined:
+        return {}, ()
+    try:
+        values = gather([seed_values(model, learner.feed.validation, learner.loss, learner.score)])[0]
+    except Exception as error:  # the person's metric, for networks that it never saw: no reason to lose the grown model
+        detail = str(error).strip().partition("\n")[0] or type(error).__name__
+        return {}, (f"What each seed contributes to the final network could not be measured: {detail}.",)
+    return {model.slots[index].path: value for index, value in values.items()}, ()
 
 
 def settle(learner: Learner, rent: float = RENT_RATE) -> list[Transition]:
@@ -209,11 +226,10 @@ def _evaluate_export(learner: Learner, exported: nn.Module, batches: Callable[[]
 
     def compared() -> Iterator[Batch]:
         for batch in batches():
-            args, kwargs = arguments(batch[0])
             outputs = []
             for model in (learner.model, exported):
-                with untouched(model), torch.no_grad():  # and with the same random numbers
-                    outputs.append(model(*args, **kwargs))
+                with untouched(model):  # and with the same random numbers
+                    outputs.append(call(model, batch[0]))
             gap = output_gap(*outputs)
             if not gap <= allowed_gap(exported):
                 if any(bool(leaf.isnan().any()) for leaf in tree_leaves(outputs) if isinstance(leaf, Tensor)):

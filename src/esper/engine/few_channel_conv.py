@@ -26,7 +26,7 @@ CHANNELS = 8
 """Fewer input channels than this are filled up."""
 
 
-class ThinConv2d(nn.Conv2d):
+class PaddedConv2d(nn.Conv2d):
     """A convolution of few input channels, filled up with zeros in bfloat16; in all else what it was."""
 
     esper_plain_class = nn.Conv2d
@@ -40,7 +40,7 @@ class ThinConv2d(nn.Conv2d):
         return output
 
 
-class SmallConv2d(ThinConv2d):
+class SmallConv2d(PaddedConv2d):
     """One for which there are kernels that work here (`is_small`, `kernels_work`)."""
 
     def _conv_forward(self, input: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -64,7 +64,7 @@ def is_small(conv: nn.Conv2d) -> bool:
     return ordinary and max(conv.in_channels, conv.out_channels) <= MOST_CHANNELS
 
 
-def quicken(network: nn.Module) -> None:
+def use_few_channel_convs(network: nn.Module) -> None:
     """Make its convolutions of few channels such ones. Weights, names and hooks stay; subclasses are left alone."""
     for module in network.modules():
         if type(module) is not nn.Conv2d:
@@ -72,7 +72,7 @@ def quicken(network: nn.Module) -> None:
         if kernels_work(module.weight.device) and is_small(module):
             module.__class__ = SmallConv2d
         elif module.groups == 1 and module.in_channels < CHANNELS:
-            module.__class__ = ThinConv2d
+            module.__class__ = PaddedConv2d
 
 
 @cache
@@ -103,4 +103,4 @@ def _try_kernels(device: torch.device) -> None:
         shapes = (1, 8, 8, 8), (8, 8, 3, 3), (8,)
         x, weight, bias = (torch.zeros(s, dtype=torch.bfloat16, device=device, requires_grad=True) for s in shapes)
         torch.autograd.grad(small_conv2d(by_pixel(x), weight, bias).sum(), (x, weight, bias))
-        torch.cuda.synchronize()  # what fails on the device is told only here
+        torch.cuda.synchronize()  # an error on the device is raised only here

@@ -1,4 +1,4 @@
-"""What a user should know about a run, one plain sentence each: why nothing grew, or that it ended at chance.
+"""Remarks about a run, one plain sentence each: why nothing grew, or that it ended at chance.
 
 Part of it is known before the first epoch (`outlook`), the rest at the end (`remarks`). Nothing here changes a run.
 """
@@ -25,10 +25,10 @@ from esper.policy.by_host import ByHost
 from esper.policy.controller import Controller, NoGrowth
 from esper.policy.heuristic import ROTATION, Heuristic
 from esper.tasks.feed import IGNORED, Batch
-from esper.training.history import History
-from esper.training.objective import Constant
+from esper.training.own.history import History
+from esper.training.own.objective import Constant
 
-PACKAGE = f"{Path(__file__).parents[1]}{os.sep}"
+PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 SHOWN = 3
 """Slots or reasons that a sentence names at most."""
 LEAST_EXPLAINED = 1.0

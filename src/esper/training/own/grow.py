@@ -25,7 +25,7 @@ from esper.policy.controller import Controller
 from esper.tasks.feed import Feed, chunks
 from esper.tasks.registry import Task, percent_correct
 from esper.training.catalogue import make_controller
-from esper.training.data import (
+from esper.training.own.data import (
     Data,
     as_feed,
     check_batches_of_one,
@@ -34,11 +34,11 @@ from esper.training.data import (
     example_of,
     without_labels,
 )
-from esper.training.growth_run import Grown, OnEpoch, run_growth
-from esper.training.objective import fit_objective, integers_are_classes
-from esper.training.own_metric import Metric, Scale
-from esper.training.own_optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
-from esper.training.remarks import outlook, warn_user
+from esper.training.own.metric import Metric, Scale
+from esper.training.own.objective import fit_objective, integers_are_classes
+from esper.training.own.optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
+from esper.training.own.remarks import outlook, warn_user
+from esper.training.own.run import Grown, OnEpoch, run_growth
 
 
 def grow(
@@ -86,7 +86,7 @@ def grow(
     the end and `Grown.score` use it; learned controllers were trained with 5 and cannot read another one yet.
 
     With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far.
-    `model` itself is not touched, unless it is trained `in_place`, for want of memory: then it ends as the trained
+    `model` itself is not touched, unless it is trained `in_place`, to save memory: then it ends as the trained
     host without its seeds, and `grown.model` is made of the same tensors. What is known to go wrong before the training
     is warned of (`GrowthWarning`); `Grown.remarks` has all of it.
     """
@@ -136,7 +136,7 @@ def _own(model: nn.Module, *, in_place: bool) -> nn.Module:
     """The module that is trained: a copy of the user's, or theirs."""
     if not isinstance(model, nn.Module):
         raise ValueError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
-    model = getattr(model, "_orig_mod", model)  # of torch.compile; what grows is compiled by whoever uses it
+    model = getattr(model, "_orig_mod", model)  # of torch.compile; the grown model can be compiled again
     check_model(model)
     return model if in_place else copied(model)
 
@@ -152,7 +152,7 @@ def _check_counts(**counts: object) -> None:
 
 
 def as_controller(given: str | Path | Controller) -> Controller:
-    """A controller by name or by path, or one that somebody made."""
+    """A controller by name or by path, or an object of the user's."""
     if isinstance(given, str | Path):
         return make_controller(str(given))
     can = all(callable(getattr(given, verb, None)) for verb in ("reset", "decide"))

@@ -13,10 +13,10 @@ class CaptureError(RuntimeError):
     """The work cannot be made a CUDA graph: it waits for the device, or does what a graph cannot repeat."""
 
 
-class Lane:
+class GraphStream:
     """A stream, and the memory that the graphs on it share: they never run at the same time.
 
-    On a CPU a lane is a plain loop: nothing is captured, and all work is called directly.
+    On a CPU a stream is a plain loop: nothing is captured, and all work is called directly.
     """
 
     def __init__(self, device: torch.device) -> None:
@@ -53,7 +53,7 @@ class Lane:
             self._stream.wait_event(mark)
 
     def capture(self, work: Callable[[], None]) -> Callable[[], None]:
-        """`work` as a graph. It is not carried out; it must have been once, on this lane, so that all is warm."""
+        """`work` as a graph. It is not carried out; it must have been once, on this stream, so that all is warm."""
         if self._stream is None:
             return work
         # torch.cuda.graph collects garbage and waits for the device each time, which costs more than the capture.
@@ -106,21 +106,21 @@ def mark(device: torch.device, stream: torch.cuda.Stream | None = None) -> torch
 class Replay:
     """Work that is done directly the first time, which warms everything up, and replayed from then on.
 
-    Work that turns out not to be replayable is done directly for good; `refused` is told why.
+    Work that turns out not to be replayable is done directly for good; `refused` is called with the reason.
     """
 
     def __init__(
         self,
-        lane: Lane,
+        stream: GraphStream,
         work: Callable[[], None],
         refused: Callable[[str], None],
         why_not: Callable[[], str] = lambda: "",
     ) -> None:
-        self._lane = lane
+        self._stream = stream
         self._work = work
         self._refused = refused
         self._why_not = why_not
-        """Asked after the first time: a reason not to replay, if there is one."""
+        """Called after the first time; gives a reason not to replay, or an empty string."""
         self._replay: Callable[[], None] | None = None
 
     def __call__(self) -> None:
@@ -131,7 +131,7 @@ class Replay:
         try:
             if reason := self._why_not():
                 raise CaptureError(reason)
-            self._replay = self._lane.capture(self._work)
+            self._replay = self._stream.capture(self._work)
         except CaptureError as error:
             self.give_up()
             self._refused(str(error))
