@@ -28,11 +28,12 @@ from esper.agent.checkpoints import load_checkpoint
 from esper.agent.controller import LearnedController
 from esper.agent.normalisers import ValueNormaliser
 from esper.agent.policy_check import check_policy, tensors_under
+from esper.env.reward import DISCOUNT
 from esper.offline.cloning import CloneConfig
 from esper.offline.episodes import Episodes, growth_schema, join
 from esper.offline.fitting import Pace, fit, losses_of, mean_where
 from esper.offline.recording import read
-from esper.offline.rows import DISCOUNT, Units, prepare
+from esper.offline.rows import Units, prepare
 from esper.policy.network import NetworkOutput
 from esper.training.catalogue import policy_file
 

@@ -27,12 +27,13 @@ from esper.actions import Op
 from esper.agent.buffer import minibatches
 from esper.agent.controller import growth_network_config
 from esper.agent.warm_start import save_policy
+from esper.env.reward import DISCOUNT
 from esper.growth.blueprints import blueprint_names
 from esper.offline.cloning import CloneConfig, balanced, class_weights, counted
 from esper.offline.episodes import Episodes, growth_schema, join
 from esper.offline.fitting import Pace, fit, losses_of, mean_where, new_network
 from esper.offline.recording import read
-from esper.offline.rows import DISCOUNT, Rows, Units, prepare, units_of
+from esper.offline.rows import Rows, Units, prepare, units_of
 from esper.policy.distribution import OP, SLOT, FactoredPolicy
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput
 

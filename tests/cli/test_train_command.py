@@ -75,7 +75,7 @@ def test_a_config_file_decides_and_options_override_it(capsys: Capture) -> None:
     config = read_train_config(Path("from-file/config.json"))
     assert (config.task, config.envs, config.updates, config.reward.mode) == ("digits", 1, 1, "sparse")
     assert (config.ppo.learning_rate, config.ppo.discount) == (2e-3, 0.9)
-    assert config.reward.gamma == 0.9  # the two must agree, so one word sets both
+    assert config.reward.discount == 0.9  # the two must agree, so one word sets both
     assert config.ppo.head_entropy_weights == (1.0, 2.0, 1.0, 1.0)
     assert config.floor == 0.02
     latest = RunFolder(Path("from-file")).latest()

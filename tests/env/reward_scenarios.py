@@ -204,12 +204,12 @@ def rewards(config: RewardConfig, steps: list[Step]) -> list[RewardStep]:
     return [model.step(s.before, s.record, s.after, terminal=s.terminal) for s in steps]
 
 
-def discounted(values: list[float], gamma: float) -> float:
-    return math.fsum(value * gamma**t for t, value in enumerate(values))
+def discounted(values: list[float], discount: float) -> float:
+    return math.fsum(value * discount**t for t, value in enumerate(values))
 
 
-def episode_return(config: RewardConfig, policy: Policy, world: World | None = None, gamma: float = 1.0) -> float:
-    return discounted([step.total for step in rewards(config, play(policy, world))], gamma)
+def episode_return(config: RewardConfig, policy: Policy, world: World | None = None, discount: float = 1.0) -> float:
+    return discounted([step.total for step in rewards(config, play(policy, world))], discount)
 
 
 # -- policies ----------------------------------------------------------------------------------------------------------

@@ -44,7 +44,7 @@ def test_the_story_is_as_told():
 
 def test_simplified_pays_the_change_of_score():
     """Covers: R144."""
-    steps = rewards(RewardConfig(mode="simplified", gamma=1.0), GROWN)
+    steps = rewards(RewardConfig(mode="simplified", discount=1.0), GROWN)
     # Φ: 50 | 50 49 49 51 53 55 55 0, objective 56 − 1
     assert of("score_shaping", steps) == pytest.approx([0, -1, 0, 2, 2, 2, 0, -55])
     assert of("objective", steps) == pytest.approx([0] * 7 + [55])
@@ -56,14 +56,14 @@ def test_simplified_pays_the_change_of_score():
 
 def test_simplified_discounts_with_gamma():
     """Covers: R103, R114."""
-    steps = rewards(RewardConfig(mode="simplified", gamma=0.9), GROWN)
+    steps = rewards(RewardConfig(mode="simplified", discount=0.9), GROWN)
     # γΦ(s′) − Φ(s): 45 − 50, 44.1 − 50, 44.1 − 49, 45.9 − 49, 47.7 − 51, 49.5 − 53, 49.5 − 55, 0 − 55
     assert of("score_shaping", steps) == pytest.approx([-5, -5.9, -4.9, -3.1, -3.3, -3.5, -5.5, -55])
 
 
 def test_shaped_adds_progress_and_credit():
     """Covers: R114, R122, R138, R144."""
-    steps = rewards(RewardConfig(mode="shaped", gamma=1.0), GROWN)
+    steps = rewards(RewardConfig(mode="shaped", discount=1.0), GROWN)
     # Progress: TRAINING after 1 epoch 0.225; BLENDING after 0, 1, 2: 0.4, 0.425, 0.45; HOLDING 0.6; kept at once 0.6
     assert of("progress_shaping", steps) == pytest.approx([0, 0.225, 0.175, 0.025, 0.025, 0.15, 0, -0.6])
     # Credit: shadow 0.15 · 5 = 0.75 twice; then −half of the claims 2, 4, 5; nothing once it is kept
@@ -75,7 +75,7 @@ def test_shaped_adds_progress_and_credit():
 
 
 def test_sparse_and_minimal_speak_at_the_end():
-    sparse, minimal = (rewards(RewardConfig(mode=mode, gamma=1.0), GROWN) for mode in ("sparse", "minimal"))
+    sparse, minimal = (rewards(RewardConfig(mode=mode, discount=1.0), GROWN) for mode in ("sparse", "minimal"))
     assert [step.total for step in sparse] == pytest.approx([0] * 7 + [55])
     assert [step.total for step in minimal] == pytest.approx([0, -0.05, 0, 0, 0, 0, -0.05, 55])
 
@@ -91,10 +91,10 @@ def test_sparse_is_clamped_and_then_scaled():
 
 def test_the_loss_family_looks_at_the_loss():
     """Covers: R124. The pretended loss says the same as the accuracy on its own scale, so the shaping is the same."""
-    by_loss = rewards(RewardConfig(family="loss", gamma=1.0), GROWN)
-    by_accuracy = rewards(RewardConfig(gamma=1.0), GROWN)
+    by_loss = rewards(RewardConfig(family="loss", discount=1.0), GROWN)
+    by_accuracy = rewards(RewardConfig(discount=1.0), GROWN)
     assert [s.total for s in by_loss] == pytest.approx([s.total for s in by_accuracy])
-    model = RewardModel(RewardConfig(mode="simplified", family="loss", gamma=1.0))
+    model = RewardModel(RewardConfig(mode="simplified", family="loss", discount=1.0))
     model.reset(HOST, LossScale.of(baseline=math.log(CLASSES), target=math.log(CLASSES) / 4))
     totals = [model.step(s.before, s.record, s.after, terminal=s.terminal).total for s in GROWN]
     assert totals[3:6] == pytest.approx([2.0 / 0.75] * 3)  # three quarters of the way are 100 points
@@ -102,7 +102,7 @@ def test_the_loss_family_looks_at_the_loss():
 
 @pytest.mark.parametrize("mode", ["shaped", "simplified", "sparse", "minimal"])
 def test_a_seed_that_nobody_decided_on_forfeits_its_claim(mode):
-    steps = rewards(RewardConfig(mode=mode, gamma=1.0), play(scripted({1: plant("seed")}), world()))
+    steps = rewards(RewardConfig(mode=mode, discount=1.0), play(scripted({1: plant("seed")}), world()))
     assert steps[-1].score == pytest.approx(55.0)  # the network is as good as if it had been kept
     assert of("unfinished", steps) == pytest.approx([0] * 7 + [-5])
 
@@ -115,7 +115,7 @@ def test_a_seed_that_is_held_for_ever_pays_up_to_the_cap():
 
 def test_pruning_what_pays_costs_and_its_potential_goes():
     """Covers: R123."""
-    steps = rewards(RewardConfig(gamma=1.0), play(scripted({1: plant("seed"), 6: REMOVE}), world(horizon=12)))
+    steps = rewards(RewardConfig(discount=1.0), play(scripted({1: plant("seed"), 6: REMOVE}), world(horizon=12)))
     assert of("prune_cost", steps) == pytest.approx([0] * 6 + [-0.2] + [0] * 5)  # worth 6 − 1: twice the base
     # Ramped out in 6 and 7 (alpha 2/3, 1/3: 54 and 52 %), gone at the end of 7: Φ 55 | 53 52 50 …
     assert of("score_shaping", steps)[6:9] == pytest.approx([-2, -1, -2])
@@ -126,7 +126,7 @@ def test_pruning_what_pays_costs_and_its_potential_goes():
 
 def test_what_was_asked_for_does_not_matter():
     """A refused action is paid like waiting."""
-    config = RewardConfig(gamma=1.0)
+    config = RewardConfig(discount=1.0)
     refused = play(scripted({1: plant("seed"), 2: KEEP, 3: REMOVE, 4: plant("seed"), 6: KEEP}), world())
     assert not any(refused[t].record.effect.changed for t in (2, 3, 4))
     assert [s.terms for s in rewards(config, refused)] == [s.terms for s in rewards(config, GROWN)]
@@ -136,7 +136,7 @@ def test_a_ransom_is_found_and_not_believed():
     """Covers: R115, R144."""
     kinds = {"seed": Kind(200, gain=-4.0, dependence=12.0)}  # harms by 4, and the host comes to rely on it for 12
     taken = world(kinds=kinds, rules=Rules(shadow_benefit=-100.0))
-    steps = rewards(RewardConfig(gamma=1.0), play(scripted({1: plant("seed")}), taken))
+    steps = rewards(RewardConfig(discount=1.0), play(scripted({1: plant("seed")}), taken))
     # Epoch 3: alpha 1/3, contribution 8/3, network −4/3: suspicious. Epoch 4: contribution 16/3 of 1: a claim, too.
     events = [(event.kind, event.epoch, event.slot, event.seed) for step in steps for event in step.events]
     assert events == [("ransomware", 3, 0, 1), ("reward_hacking", 4, 0, 1)]
@@ -157,7 +157,7 @@ def test_detectors_run_in_every_mode():
 
 @pytest.mark.parametrize("mode", ["shaped", "simplified", "sparse", "minimal"])
 def test_a_broken_run_ends_with_the_penalty(mode):
-    config = RewardConfig(mode=mode, gamma=1.0, scale=2.0)
+    config = RewardConfig(mode=mode, discount=1.0, scale=2.0)
     model = RewardModel(config)
     model.reset(HOST)
     for step in GROWN[:3]:
@@ -242,7 +242,7 @@ def test_no_action_reaches_the_first_measurement(name):
 
 def test_a_real_learner_is_rewarded():
     """The records that the engine makes have all that the reward reads."""
-    learner, horizon, model = learner_for(BUILT_IN["conv1d"], rules=EAGER), 8, RewardModel(RewardConfig(gamma=1.0))
+    learner, horizon, model = learner_for(BUILT_IN["conv1d"], rules=EAGER), 8, RewardModel(RewardConfig(discount=1.0))
     model.reset(learner.model.host_parameters)
     history, steps = [], []
     for epoch in range(horizon):

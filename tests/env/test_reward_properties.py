@@ -85,46 +85,46 @@ def initial_potential(config: RewardConfig, story: list[Step]) -> float:
 
 
 @given(stories(), MODES, FAMILIES, GAMMAS)
-def test_terms_sum_to_the_total_and_everything_is_finite(story, mode, family, gamma):
+def test_terms_sum_to_the_total_and_everything_is_finite(story, mode, family, discount):
     """Covers: R148."""
-    for step in rewards(RewardConfig(mode=mode, family=family, gamma=gamma), story):
+    for step in rewards(RewardConfig(mode=mode, family=family, discount=discount), story):
         assert step.total == sum(step.terms.values())
         assert all(math.isfinite(term) for term in step.terms.values())
         assert 0.0 <= step.shaping_share <= 1.0
 
 
 @given(stories(), MODES, FAMILIES, GAMMAS)
-def test_shaping_telescopes_exactly(story, mode, family, gamma):
-    """Covers: R114, R148. Discounted by its own gamma (1 included), all shaping sums to −Φ of the beginning."""
-    config = RewardConfig(mode=mode, family=family, gamma=gamma)
-    assert abs(discounted(shaping(rewards(config, story)), gamma) + initial_potential(config, story)) <= EXACT
+def test_shaping_telescopes_exactly(story, mode, family, discount):
+    """Covers: R114, R148. Discounted by its own discount (1 included), all shaping sums to −Φ of the beginning."""
+    config = RewardConfig(mode=mode, family=family, discount=discount)
+    assert abs(discounted(shaping(rewards(config, story)), discount) + initial_potential(config, story)) <= EXACT
 
 
 @given(stories(), FAMILIES, GAMMAS)
-def test_every_beginning_of_an_episode_telescopes_too(story, family, gamma):
+def test_every_beginning_of_an_episode_telescopes_too(story, family, discount):
     """Covers: R114, R148. Cut anywhere, the sum is γᵗΦ(there) − Φ(beginning): nothing else was paid on the way."""
-    config = RewardConfig(family=family, gamma=gamma)
+    config = RewardConfig(family=family, discount=discount)
     steps = rewards(config, story)
     for length in range(1, len(steps) + 1):
-        expected = gamma**length * steps[length - 1].potential - initial_potential(config, story)
-        assert abs(discounted(shaping(steps[:length]), gamma) - expected) <= EXACT
+        expected = discount**length * steps[length - 1].potential - initial_potential(config, story)
+        assert abs(discounted(shaping(steps[:length]), discount) - expected) <= EXACT
 
 
 @given(st.integers(), st.integers(), MODES, FAMILIES, GAMMAS)
-def test_the_sum_of_shaping_does_not_depend_on_the_path(first, second, mode, family, gamma):
+def test_the_sum_of_shaping_does_not_depend_on_the_path(first, second, mode, family, discount):
     """Covers: R114, R148. Two policies in the same world are shaped by the same amount, whatever they did."""
-    config = RewardConfig(mode=mode, family=family, gamma=gamma)
+    config = RewardConfig(mode=mode, family=family, discount=discount)
     sums = []
     for seed in (first, second):
         story = play(any_action(Random(seed)), World(slots=SLOTS, kinds=KINDS, rules=Rules(shadow_benefit=-100.0)))
-        sums.append(discounted(shaping(rewards(config, story)), gamma))
+        sums.append(discounted(shaping(rewards(config, story)), discount))
     assert abs(sums[0] - sums[1]) <= EXACT
 
 
 @given(stories(), MODES, FAMILIES)
 def test_the_return_is_the_objective_minus_costs(story, mode, family):
     """Covers: R144, R148. Undiscounted: final score − first level − what was declared; no other income exists."""
-    config = RewardConfig(mode=mode, family=family, gamma=1.0)
+    config = RewardConfig(mode=mode, family=family, discount=1.0)
     steps = rewards(config, story)
     charged = math.fsum(step.terms[name] for step in steps for name in COSTS)
     expected = bounded(steps[-1].score) - initial_potential(config, story) + charged
@@ -148,9 +148,9 @@ def test_costs_never_pay_and_are_bounded_per_seed(story, mode, family):
 
 
 @given(stories(), MODES, FAMILIES, GAMMAS)
-def test_rewards_are_bounded(story, mode, family, gamma):
+def test_rewards_are_bounded(story, mode, family, discount):
     """Covers: R148."""
-    config = RewardConfig(mode=mode, family=family, gamma=gamma)
+    config = RewardConfig(mode=mode, family=family, discount=discount)
     most = SCORE_LIMIT + SLOTS * (config.progress_weight + config.claim_limit)
     costs = config.action_cost + 3.0 * config.prune_cost
     costs += SLOTS * (config.indecision_cost + config.ratio_cost + config.claim_limit)
@@ -187,7 +187,7 @@ def test_a_host_that_never_changes_earns_only_its_costs(seed, mode, family):
     idle = {name: Kind(100, 0.0) for name in KINDS}
     world = World(slots=SLOTS, kinds=idle, host=lambda epoch: 50.0)
     waiting = World(slots=SLOTS, kinds=idle, host=lambda epoch: 50.0)
-    config = RewardConfig(mode=mode, family=family, gamma=1.0)
+    config = RewardConfig(mode=mode, family=family, discount=1.0)
     acted = math.fsum(step.total for step in rewards(config, play(any_action(Random(seed)), world)))
     waited = math.fsum(step.total for step in rewards(config, play(lambda s: WAIT, waiting)))
     assert acted <= waited + EXACT

@@ -13,7 +13,7 @@ from esper.env.reward import (
     LossScale,
     Result,
     RewardConfig,
-    check_gamma,
+    check_discount,
     final_result,
     rent,
     score,
@@ -48,18 +48,18 @@ def points(accuracy, error=0.0):
 # -- configuration -----------------------------------------------------------------------------------------------------
 
 
-def test_the_rewards_gamma_must_be_the_agents():
+def test_the_rewards_discount_must_be_the_agents():
     """Covers: R103."""
-    check_gamma(RewardConfig(gamma=0.99), 0.99)
-    with pytest.raises(ValueError, match=r"gamma 0\.99 but the agent discounts with 0\.995"):
-        check_gamma(RewardConfig(gamma=0.99), 0.995)
+    check_discount(RewardConfig(discount=0.99), 0.99)
+    with pytest.raises(ValueError, match=r"discount 0\.99 but the agent discounts with 0\.995"):
+        check_discount(RewardConfig(discount=0.99), 0.995)
 
 
-def test_the_default_gamma_is_the_agents_default():
+def test_the_default_discount_is_the_agents_default():
     """Covers: R103."""
     from esper.agent.config import PPOConfig
 
-    check_gamma(RewardConfig(), PPOConfig().discount)
+    check_discount(RewardConfig(), PPOConfig().discount)
 
 
 def test_the_proxy_weight_follows_the_contribution_weight():
@@ -83,7 +83,7 @@ def test_intervention_costs_have_one_source():
     [
         ({"mode": "dense"}, "mode must be one of shaped, simplified, sparse, minimal"),
         ({"family": "profit"}, "family must be one of contribution, loss"),
-        ({"gamma": 1.1}, "gamma must lie in"),
+        ({"discount": 1.1}, "discount must lie in"),
         ({"scale": 0.0}, "scale must be positive"),
         ({"ratio_cost": -1.0}, "ratio_cost must be a number of at least 0"),
         ({"rent_rate": math.nan}, "rent_rate must be a number of at least 0"),

@@ -83,7 +83,7 @@ class Record:
             "task": self.task,
             "noise": self.noise,
             "reward_mode": RewardConfig().mode,
-            "gamma": RewardConfig().gamma,
+            "discount": RewardConfig().discount,
             "esper": version("esper"),
             "torch": str(torch.__version__),
         }

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from esper.actions import BLENDS, WAIT, Action, Op
 from esper.env.growth_env import EnvStep, GrowthEnv, StepInfo
 from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SLOT_FIELDS
-from esper.env.reward.config import Mode, RewardConfig
+from esper.env.reward.config import DISCOUNT, Mode, RewardConfig
 from esper.env.spaces import ActionMasks, Observation
 from esper.growth.blueprints import blueprint_names
 from esper.tasks.family import get_family
@@ -38,8 +38,6 @@ try:
 except ImportError as error:
     raise ImportError("esper.env.gym needs gymnasium: pip install 'esper[gym]'") from error
 
-DISCOUNT = RewardConfig().gamma
-"""γ of the shaping, unless another is given."""
 Vector = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 
@@ -113,7 +111,7 @@ class GrowthGymEnv(gymnasium.Env[Vector, np.int64]):
             raise ValueError(
                 f"networks of {task!r} have up to {family.slots} slots: slots={slots} is too few; leave it out"
             )
-        config = RewardConfig(mode=reward, gamma=discount)
+        config = RewardConfig(mode=reward, discount=discount)
         self._env = GrowthEnv(family, 1, reward=config, held_out=held_out, slots=slots)
         self._actions = FlatActions(slots)
         width = len(OVERALL_FIELDS) + slots * (len(SLOT_FIELDS) + 2 * len(blueprint_names()))

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
 from torch.utils.flop_counter import FlopCounterMode
 
+from esper.errors import first_line
 from esper.files import write_whole
 from esper.growth.folder import ARCHITECTURE, FORMAT, FORMAT_VERSION, with_digests
 from esper.growth.limits import Sizes
@@ -116,7 +117,7 @@ def _check_example(plain: nn.Module, example: Any) -> list[str]:
         with torch.no_grad():
             kind = type(plain(*args, **kwargs))
     except Exception as error:
-        detail = str(error).strip().partition("\n")[0]
+        detail = first_line(error)
         raise ExportError(f"{type(plain).__name__} does not accept the example batch: {detail}") from error
     package = kind.__module__.partition(".")[0]
     if package in ("builtins", "torch", "collections"):

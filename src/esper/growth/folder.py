@@ -15,6 +15,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from esper.errors import first_line
 from esper.growth.limits import MOST_JSON_BYTES
 
 ARCHITECTURE = "architecture.json"
@@ -123,9 +124,3 @@ def open_file(path: Path) -> io.BufferedReader:
         os.close(descriptor)
         raise LoadError(f"{path} is not a file")
     return file
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, fit to be printed: a damaged file may put anything into it."""
-    line = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-    return line if line.isprintable() else ascii(line)

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from esper.errors import first_line
 from esper.growth.graft import argument_names
 from esper.growth.slot import preserved_buffers, preserved_rng
 
@@ -65,7 +66,7 @@ def probe(model: nn.Module, example: Any) -> Probe:
     except AttachError:
         raise
     except Exception as error:
-        detail = str(error).strip().partition("\n")[0]
+        detail = first_line(error)
         raise AttachError(
             f"{type(model).__name__} does not accept the example batch ({_describe(example)}): {detail}"
         ) from error

@@ -20,8 +20,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from esper.actions import BLENDS
+from esper.errors import first_line
 from esper.growth.blueprints import LAYOUTS, VISIBILITIES, SlotShape, blueprint_names, enclosed, get_blueprint
-from esper.growth.folder import LoadError, first_line, open_file, read_architecture
+from esper.growth.folder import LoadError, open_file, read_architecture
 from esper.growth.graft import fill, graft
 from esper.growth.limits import Sizes, TooLargeError, without_memory
 from esper.growth.program import ProgramError, read_program
@@ -229,4 +230,4 @@ def _load_program(folder: Path, architecture: dict[str, Any], *, trusted: bool) 
             f"{path} does not exist, and Esper cannot rebuild a {name}: pass host= with a fresh one"
         ) from None
     except (ProgramError, OSError) as error:
-        raise LoadError(str(error).partition("\n")[0]) from error
+        raise LoadError(str(error)) from error

@@ -20,6 +20,7 @@ from math import inf, log
 import torch
 from torch import Tensor, nn
 
+from esper.env.reward import DISCOUNT
 from esper.offline.agreement import agreement
 from esper.offline.critic import FactoredCritic, Twin
 from esper.offline.episodes import Episodes
@@ -34,7 +35,7 @@ from esper.offline.fitting import (
     new_network,
     silent,
 )
-from esper.offline.rows import DISCOUNT, Rows, Units, prepare, split, units_of
+from esper.offline.rows import Rows, Units, prepare, split, units_of
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 
 LARGEST_WEIGHT = 20.0

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.engine.measure import Loss, Score
+from esper.errors import first_line
 from esper.growth.probe import arguments, untouched
 from esper.tasks.batches import LABELS, Batch, tensors_of
 from esper.tasks.feed import IGNORED, Feed, LoaderFeed, TensorFeed, check_classes
@@ -349,7 +350,7 @@ def _outputs(model: nn.Module, batch: Batch) -> Any:
         with untouched(model), torch.no_grad():
             return model(*args, **kwargs)
     except Exception as error:
-        detail = str(error).strip().partition("\n")[0] or type(error).__name__
+        detail = first_line(error)
         given = ", ".join(described(value) for value in (*args, *kwargs.values()))
         raise ValueError(f"{type(model).__name__} does not accept the example batch ({given}): {detail}") from error
 
@@ -390,7 +391,7 @@ def _tried(what: str, function: Callable[[], _Result], seen: _Seen) -> _Result:
     except (ObjectiveError, ScoreError):
         raise
     except Exception as error:
-        detail = str(error).strip().partition("\n")[0] or type(error).__name__
+        detail = first_line(error)
         last = isinstance(seen.logits, Tensor) and fits(seen.logits, seen.targets, -1)
         if what == "loss" and seen.kind is Kind.CLASSES and last:
             detail += " (torch wants the classes on axis 1: for cross-entropy over the last axis, leave loss= out)"

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.engine.measure import SetScore, Tally
+from esper.errors import first_line
 
 ToPercent = Callable[[float], float]
 
@@ -125,7 +126,7 @@ def _explained(examples: int) -> Iterator[None]:
     except ScoreError:
         raise
     except Exception as error:
-        detail = str(error).strip().partition("\n")[0] or type(error).__name__
+        detail = first_line(error)
         raise ScoreError(f"the metric fails for all {examples} examples of the set: {detail}") from error
 
 

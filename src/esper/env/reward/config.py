@@ -13,6 +13,8 @@ from esper.env.rent import RENT_RATE
 Mode = Literal["shaped", "simplified", "sparse", "minimal"]
 Family = Literal["contribution", "loss"]
 
+DISCOUNT = 0.995
+"""γ, of the agent and of the shaping alike."""
 PROXY_CONFIDENCE = 0.3
 """What a shadow benefit is worth beside a measured contribution: a promise, nothing depends on it yet (R122)."""
 
@@ -25,8 +27,8 @@ class RewardConfig:
     """How much is said before the end: shaped and simplified after every epoch, minimal and sparse at the end."""
     family: Family = "contribution"
     """What the shaping looks at: validation accuracy and measured contributions, or validation loss."""
-    gamma: float = 0.995
-    """The agent's own discount; `check_gamma` compares the two."""
+    discount: float = DISCOUNT
+    """γ of the shaping: the agent's own, which `check_discount` compares with it."""
     rent_rate: float = RENT_RATE
     """Points per extra host-size of kept parameters."""
     scale: float = 1.0
@@ -58,7 +60,7 @@ class RewardConfig:
         for name, options in (("mode", get_args(Mode)), ("family", get_args(Family))):
             if getattr(self, name) not in options:
                 raise ValueError(f"reward {name} must be one of {', '.join(options)}, not {getattr(self, name)!r}")
-        for name in ("gamma", "contribution_weight"):
+        for name in ("discount", "contribution_weight"):
             if not 0.0 <= getattr(self, name) <= 1.0:
                 raise ValueError(f"reward {name} must lie in [0, 1], not {getattr(self, name)}")
         if not (math.isfinite(self.scale) and self.scale > 0.0):
@@ -93,10 +95,10 @@ _NOT_NEGATIVE = (
 )
 
 
-def check_gamma(config: RewardConfig, agent_gamma: float) -> None:
+def check_discount(config: RewardConfig, agent_discount: float) -> None:
     """Shaping leaves the best policy alone only under the agent's own discount; call this before training (R103)."""
-    if config.gamma != agent_gamma:
+    if config.discount != agent_discount:
         raise ValueError(
-            f"the reward shapes with gamma {config.gamma} but the agent discounts with {agent_gamma}: "
+            f"the reward shapes with discount {config.discount} but the agent discounts with {agent_discount}: "
             "set both to the same value, or the shaping changes what is optimal"
         )

@@ -137,10 +137,10 @@ class RewardModel:
 
     def _shape(self, terms: dict[str, float], reached: Potential) -> None:
         """γΦ(s′) − Φ(s), part by part. Φ(s) is the very number of the last step, so that the sum telescopes."""
-        gamma, last = self.config.gamma, self._potential
-        terms["score_shaping"] += gamma * reached.score - last.score
-        terms["progress_shaping"] += gamma * reached.progress - last.progress
-        terms["credit_shaping"] += gamma * reached.credit - last.credit
+        discount, last = self.config.discount, self._potential
+        terms["score_shaping"] += discount * reached.score - last.score
+        terms["progress_shaping"] += discount * reached.progress - last.progress
+        terms["credit_shaping"] += discount * reached.credit - last.credit
         self._potential = reached
 
     def _judge_seeds(
