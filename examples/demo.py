@@ -11,7 +11,7 @@ import time
 from pathlib import Path
 
 from esper.cli import main as esper
-from esper.cli.episodes import clock
+from esper.cli.terminal import clock
 from esper.cli.places import new_folder
 
 CONTROLLER = "small"

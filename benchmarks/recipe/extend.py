@@ -117,7 +117,7 @@ def extend(policy: Extended, kept: Episodes, told: Episodes, promises: Promises,
     to_learn = policy.lessons(join([*[kept] * KEPT_TIMES, told.select(known)]), promises.select(known))
     judge = policy.lessons(told.select(asked), promises.select(asked))
     to_keep = policy.lessons(kept, Promises.none_for(kept))
-    pace = Pace(EPOCHS, CloneConfig().episodes, LEARNING_RATE, seed)
+    pace = Pace(EPOCHS, CloneConfig().batch_episodes, LEARNING_RATE, seed)
     with torch.no_grad():
         before = policy.regret(judge)
     fit("policy", policy.network, to_learn, policy.loss, lambda: policy.regret(judge), pace, say)

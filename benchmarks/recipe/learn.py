@@ -104,7 +104,7 @@ def learn(taught: Episodes, told: Episodes, promises: Promises, seed: int) -> tu
     learner = Learner(join([*[taught] * TAUGHT_TIMES, told.select(known)]), seed)
     to_learn = learner.lessons(promises.select(known))
     judge = Lessons(prepare(told.select(asked), learner.units, DISCOUNT, action="label"), promises.select(asked))
-    pace = Pace(EPOCHS, CloneConfig().episodes, CloneConfig().learning_rate, seed)
+    pace = Pace(EPOCHS, CloneConfig().batch_episodes, CloneConfig().learning_rate, seed)
 
     def regret() -> Tensor:
         return mean_where(greedy_regret(learner.output(judge.rows).policy, judge.promises), judge.decided)

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from esper.agent.ppo import load_policy
 from esper.cli import main
-from esper.cli.train_watch import TrainWatch
+from esper.cli.train import TrainWatch
 from esper.engine.precision import Precision
 from esper.tasks.family import TaskFamily
 from esper.telemetry.store import STORE_NAME
@@ -90,7 +90,7 @@ def test_a_config_file_decides_and_options_override_it(capsys: Capture) -> None:
     [
         ('tsak = "digits"', "did you mean 'task'"),
         ("[ppo]\nlearning_rat = 1", "ppo: unknown setting 'learning_rat'; did you mean 'learning_rate'?"),
-        ("[ppo]\nepochs = 1.5", "ppo: epochs must be int"),
+        ("[ppo]\nepochs = 1.5", "ppo: epochs must be a whole number"),
         ("[ppo]\nepochs = 0", "epochs must be a whole number of at least 1, not 0"),
         ("floor = 1.5", "floor must be a number from 0 to 1, not 1.5"),
         ("[ppo]\nmax_grad_norm = -0.5", "max_grad_norm must be a number above 0, not -0.5"),
@@ -130,8 +130,9 @@ def test_a_cpu_has_no_fast_path(words: list[str], message: str, capsys: Capture)
         ([], "name a GPU, because a resumed run keeps its configuration"),
         (["--precision", "fp32"], "a resumed run keeps its configuration; only --updates"),
         (["--compiled"], "a resumed run keeps its configuration; only --updates"),
-        (["--preset", "demo", "--run", "elsewhere"], "may be given, not --preset, --run"),
-        (["--teacher-kl", "1", "--seed", "1"], "may be given, not --seed, --teacher-kl"),
+        (["--preset", "demo", "--run", "elsewhere"], "a resumed run keeps its configuration: leave out --preset"),
+        (["--run", "elsewhere", "--seed", "1"], "may be given, not --run, --seed"),
+        (["--teacher-kl", "1", "--reward.mode", "sparse"], "may be given, not --ppo.teacher-kl, --reward.mode"),
     ],
 )
 def test_a_resumed_run_keeps_its_precision(words: list[str], message: str, capsys: Capture) -> None:
