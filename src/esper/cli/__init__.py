@@ -121,7 +121,7 @@ def _parse(name: str, words: list[str]) -> Command:
     kind: Any = importlib.import_module(f"esper.cli.{name.replace('-', '_')}").COMMAND
     file, words = _take(words, "--config")
     data, words = _in_full({} if file is None else read_table(Path(file)), words, getattr(kind, "SHORT", {}))
-    given = {name: _take(words, f"--{name}")[0] or _text(data, name) for name in ("preset", "resume")}
+    given = {option: _take(words, f"--{option}")[0] or _text(data, option) for option in ("preset", "resume")}
     default = kind.base(**given) if hasattr(kind, "base") else kind(**_required(kind))
     default = settings_from(data, kind, str(file), default=default)
     with redirect_stderr(io.StringIO()) as said:

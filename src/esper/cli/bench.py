@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from esper.cli.terminal import check_gpu_options
+from esper.cli.options import check_gpu_options
 from esper.config import COUNTS
 from esper.engine.precision import Precision
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.options import claim_file, file_name, refuse_if_it_holds, results_folder
-from esper.cli.terminal import Progress, clock, pick_workers, styled, wide_console, with_interval
+from esper.cli.options import claim_file, file_name, pick_workers, refuse_if_it_holds, results_folder
+from esper.cli.terminal import Progress, clock, styled, wide_console, with_interval
 from esper.files import write_whole
 
 if TYPE_CHECKING:

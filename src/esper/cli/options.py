@@ -15,9 +15,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from esper.config import ABOVE_0, COUNTS, SHARE, WITHIN_0_AND_1, Count, Range, check_number, special_kind
+
+if TYPE_CHECKING:
+    import torch
 
 _Config = TypeVar("_Config")
 
@@ -101,6 +104,21 @@ def _check_text(option: str, text: str) -> None:
         raise ValueError(f"{option} is not UTF-8 text: {text!a}") from error
 
 
+def pick_workers(wanted: int | None, device: str) -> int:
+    return wanted or ((os.cpu_count() or 1) if device == "cpu" else 1)
+
+
+def check_gpu_options(precision: str, compiled: bool, device: torch.device, *, resumed: bool = False) -> None:
+    """Any other device would calculate in single precision all the same, and nobody would know."""
+    if device.type == "cuda":
+        return
+    remedy = "name a GPU, because a resumed run keeps its configuration" if resumed else "leave it out, or name a GPU"
+    if compiled:
+        raise ValueError(f"--compiled is for CUDA graphs, and {device} has none: {remedy}")
+    if precision != "fp32":
+        raise ValueError(f"--precision {precision} is for GPUs, and {device} is none: {remedy}")
+
+
 # -- inputs -----------------------------------------------------------------------------------------------------------
 
 
@@ -174,32 +192,28 @@ def refuse_if_it_holds(folder: Path | None, files: Sequence[str], what: str) -> 
 
 def new_folder(parent: Path, name: str) -> Path:
     """The first of NAME, NAME-2, … that does not exist, made at once: another command may be looking for one, too."""
-    try:
+    with _writing(f"to {parent}", "folder with --out"):
         parent.mkdir(parents=True, exist_ok=True)
         for i in count(1):
             out = parent / (f"{name}-{i}" if i > 1 else name)
             with suppress(FileExistsError):
                 out.mkdir()
                 break
-    except OSError as error:
-        raise OSError(f"cannot write to {parent} ({error.strerror}): choose another folder with --out") from error
     return out
 
 
 def claim(out: Path) -> None:
     """Find out whether results can be kept in this folder."""
-    try:
+    with _writing(f"to {out}", "folder with --out"):
         out.mkdir(parents=True, exist_ok=True)
         _try_folder(out)
-    except OSError as error:
-        raise OSError(f"cannot write to {out} ({error.strerror}): choose another folder with --out") from error
 
 
 def claim_file(path: Path, option: str, *, new: bool = False) -> None:
     """Find out whether the file can be written; where it must be `new`, nothing may be there."""
     if new and (path.is_file() or path.is_symlink()):
         raise ValueError(f"{path} exists already: choose another file with {option}")
-    try:
+    with _writing(str(path), f"file with {option}"):
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_dir():
             raise IsADirectoryError(errno.EISDIR, "it is a folder")
@@ -207,8 +221,14 @@ def claim_file(path: Path, option: str, *, new: bool = False) -> None:
             _try_folder(path.parent)
         elif not os.access(path, os.W_OK):  # not opened: a pipe would wait for its reader
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextmanager
+def _writing(where: str, other: str) -> Iterator[None]:
+    try:
+        yield
     except OSError as error:
-        raise OSError(f"cannot write {path} ({error.strerror}): choose another file with {option}") from error
+        raise OSError(f"cannot write {where} ({error.strerror}): choose another {other}") from error
 
 
 def _try_folder(folder: Path) -> None:
@@ -246,25 +266,9 @@ def no_empty_folder(*paths: Path) -> Iterator[None]:
         raise
 
 
-class NewRun:
-    """A run's folder that was made a moment ago."""
-
-    begun = False
-    """From its first step on, what it wrote is kept, whatever happens."""
-
-
-@contextmanager
-def discarded_unless_begun(folder: Path, *, new: bool) -> Iterator[NewRun]:
-    """What a new run wrote goes again if it fails, or is interrupted, before its first step. Only under the run's lock:
-    the files of another process must not be taken for one's own."""
-    run = NewRun()
-    had_tensorboard = (folder / "tensorboard").exists()
-    try:
-        yield run
-    except BaseException:
-        if new and not run.begun:
-            for name in RUN_FILES:
-                (folder / name).unlink(missing_ok=True)
-            if not had_tensorboard:
-                shutil.rmtree(folder / "tensorboard", ignore_errors=True)
-        raise
+def discard_run(folder: Path, *, had_tensorboard: bool) -> None:
+    """What a new run wrote before its first step."""
+    for name in RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+    if not had_tensorboard:
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)

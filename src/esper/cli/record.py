@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.options import claim
-from esper.cli.terminal import Progress, pick_workers, wide_console
+from esper.cli.options import claim, pick_workers
+from esper.cli.terminal import Progress, wide_console
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -1,15 +1,13 @@
-"""What commands print: consoles, tables, progress, numbers with their intervals; and where they calculate."""
+"""What commands print: consoles, tables, progress, numbers with their intervals."""
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -112,21 +110,6 @@ class Progress:
 def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"
-
-
-def pick_workers(wanted: int | None, device: str) -> int:
-    return wanted or ((os.cpu_count() or 1) if device == "cpu" else 1)
-
-
-def check_gpu_options(precision: str, compiled: bool, device: torch.device, *, resumed: bool = False) -> None:
-    """Any other device would calculate in single precision all the same, and nobody would know."""
-    if device.type == "cuda":
-        return
-    remedy = "name a GPU, because a resumed run keeps its configuration" if resumed else "leave it out, or name a GPU"
-    if compiled:
-        raise ValueError(f"--compiled is for CUDA graphs, and {device} has none: {remedy}")
-    if precision != "fp32":
-        raise ValueError(f"--precision {precision} is for GPUs, and {device} is none: {remedy}")
 
 
 def with_interval(estimate: Estimate | None, form: str = ".1f", note: str = "") -> str:

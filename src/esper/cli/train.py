@@ -4,36 +4,45 @@ from __future__ import annotations
 
 import shlex
 import time
-from contextlib import contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
+import torch
 import tyro
 
+from esper.agent.controller import LearnedController
+from esper.cli.compare import Compare
 from esper.cli.options import (
     ConfigOptions,
-    NewRun,
+    check_gpu_options,
     check_input,
     claim,
-    discarded_unless_begun,
+    discard_run,
     file_name,
     no_empty_folder,
     option_name,
+    pick_workers,
 )
-from esper.cli.terminal import check_gpu_options, clock, pick_workers, wide_console
+from esper.cli.terminal import clock, wide_console
+from esper.engine.quiet import quiet_collector
+from esper.telemetry import optional
+from esper.telemetry.profiler import profiling
+from esper.telemetry.recorder import FanOut, Recorder, StoreRecorder
+from esper.telemetry.store import STORE_NAME, RunStore
+from esper.training.catalogue import policy_file
+from esper.training.growing import pick_device
+from esper.training.interrupt import interruptible
+from esper.training.loop import Trainer, UpdateReport
+from esper.training.progress import progress_of
+from esper.training.run_folder import RunFolder
 from esper.training.train_config import PRESETS, TrainConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
-    import torch
     from rich.console import Console
     from rich.table import Table
-
-    from esper.telemetry.recorder import Recorder
-    from esper.training.loop import Trainer, UpdateReport
-    from esper.training.run_folder import RunFolder
 
 CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "tensorboard", "wandb"}
 """A run may go on longer, its files may have moved, and others may watch; anything else would make it another run."""
@@ -63,8 +72,6 @@ class Train(ConfigOptions, TrainConfig):
     @classmethod
     def base(cls, preset: str | None, resume: str | None) -> Train:
         """What the options change: a preset, or the configuration of the run that is resumed."""
-        from esper.training.run_folder import RunFolder
-
         if resume is None:
             config = PRESETS.get(preset or "mixed", TrainConfig())  # an unknown preset is refused with the options
         elif preset is not None:
@@ -75,22 +82,17 @@ class Train(ConfigOptions, TrainConfig):
         return cls(**{field.name: getattr(config, field.name) for field in fields(config)})
 
     def run(self) -> int:
-        import torch
-
-        from esper.engine.quiet import quiet_collector
-        from esper.training.growing import pick_device
-        from esper.training.loop import Trainer
-
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         console = wide_console(stderr=False)
         device = pick_device(self.device)
         workers = pick_workers(self.workers, device.type)
         started = time.perf_counter()
-        with self._begin(device) as (folder, config, run), quiet_collector(device):
-            recorder = self._recorder(folder, config)
+        with self._begin(device) as (folder, config, undo), quiet_collector(device):
+            store = RunStore(folder.path / STORE_NAME)
+            recorder = FanOut(StoreRecorder(store), *_sinks(folder.path, config))
             trainer = Trainer(config, folder, recorder, workers=min(workers, config.envs), device=str(device))
             try:
-                finished = self._train(console, folder, trainer, run)
+                finished = self._train(console, trainer, store, undo)
             finally:
                 trainer.close()
         if not finished:
@@ -99,43 +101,38 @@ class Train(ConfigOptions, TrainConfig):
             return 130
         return self._judge(console, folder, config, workers, clock(time.perf_counter() - started))
 
-    def _train(self, console: Console, folder: RunFolder, trainer: Trainer, run: NewRun) -> bool:
+    def _train(self, console: Console, trainer: Trainer, store: RunStore, undo: ExitStack) -> bool:
         """Whether it went on to the last update."""
-        from esper.telemetry.profiler import profiling
-        from esper.training.interrupt import interruptible
-
         trainer.resume()
         if trainer.update > trainer.config.updates:
             raise ValueError(f"--updates {self.updates} is too few: the run has made {trainer.update} already")
-        if self.resume is not None:
-            folder.keep_config(trainer.config)  # the next resume goes on with what this one was told
-        _begin_session(trainer)
+        if self.resume is not None and trainer.folder is not None:
+            trainer.folder.keep_config(trainer.config)  # the next resume goes on with these settings
+        store.rewind(trainer.update)  # what a killed run recorded after its last checkpoint will be done again
+        store.describe({"config": trainer.config.to_json()})
+        store.begin_session(trainer.update)
         with interruptible() as interrupt, TrainWatch(console, trainer) as show, profiling(self.profile) as profile:
 
             def on_update(report: UpdateReport) -> None:
                 show(report)
                 profile.step()
 
-            run.begun = True
+            undo.pop_all()  # from the first step on, what the run wrote is kept
             return trainer.run(on_update, stop=lambda: interrupt.requested)
 
     # -- what to do, and where -----------------------------------------------------------------------------------------
 
     @contextmanager
-    def _begin(self, device: torch.device) -> Iterator[tuple[RunFolder, TrainConfig, NewRun]]:
-        """The run's folder, locked, and its configuration, which is read and written under the lock.
-
-        What cannot be used is found out before there is a folder.
+    def _begin(self, device: torch.device) -> Iterator[tuple[RunFolder, TrainConfig, ExitStack]]:
+        """The run's folder, locked; its configuration, which is read and written under the lock; and what removes a new
+        run again, unless it is popped. What cannot be used is found out before there is a folder.
         """
-        from esper.agent.controller import LearnedController
-        from esper.training.run_folder import RunFolder
-
         if self.resume is not None:
             folder, _ = RunFolder.open(self.resume)  # refuses what is no run before a lock is made in it
             with folder.lock():
                 config = self._resumed(RunFolder.open(self.resume)[1])
                 self._check(config, device)
-                yield folder, config, NewRun()
+                yield folder, config, ExitStack()
             return
         config = self._config()
         self._check(config, device)
@@ -145,9 +142,10 @@ class Train(ConfigOptions, TrainConfig):
         with (
             no_empty_folder(path / "checkpoints"),
             RunFolder.begin(path, config) as folder,
-            discarded_unless_begun(path, new=True) as run,
+            ExitStack() as undo,  # under the run's lock: the files of another process must not be taken for one's own
         ):
-            yield folder, config, run
+            undo.callback(discard_run, path, had_tensorboard=(path / "tensorboard").exists())
+            yield folder, config, undo
 
     def _check(self, config: TrainConfig, device: torch.device) -> None:
         """Refuse what this machine cannot run, and places where nothing can be written."""
@@ -158,8 +156,6 @@ class Train(ConfigOptions, TrainConfig):
             claim(self.profile)
 
     def _config(self) -> TrainConfig:
-        from esper.training.catalogue import policy_file
-
         if self.ppo.teacher_kl and self.init is None:
             raise ValueError("--teacher-kl needs a teacher: name its checkpoint with --init")
         config = self.config_as(TrainConfig)
@@ -183,31 +179,10 @@ class Train(ConfigOptions, TrainConfig):
             )
         return replace(kept, **{**changed, **self._files()})
 
-    # -- the record ----------------------------------------------------------------------------------------------------
-
-    def _recorder(self, folder: RunFolder, config: TrainConfig) -> Recorder:
-        from esper.telemetry.recorder import FanOut, StoreRecorder
-        from esper.telemetry.store import STORE_NAME, RunStore
-
-        sinks: list[Recorder] = []
-        if config.tensorboard:
-            from esper.telemetry.tensorboard import TensorBoardSink
-
-            sinks.append(TensorBoardSink(folder.path / "tensorboard"))
-        if config.wandb is not None:
-            from esper.telemetry.wandb import WandbSink
-
-            sinks.append(WandbSink(config.wandb, name=folder.path.name, folder=folder.path, settings=config.to_json()))
-        return FanOut(StoreRecorder(RunStore(folder.path / STORE_NAME)), *sinks)
-
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _judge(self, console: Console, folder: RunFolder, config: TrainConfig, workers: int, took: str) -> int:
         """What was learnt: by its returns, and beside the rules on problems that nobody trained on."""
-        from esper.cli.compare import Compare
-        from esper.telemetry.store import STORE_NAME
-        from esper.training.progress import progress_of
-
         episodes = config.updates * config.envs
         console.print(
             f"Trained {config.updates} updates, {episodes} episodes, in {took}: {folder.path}", soft_wrap=True
@@ -245,24 +220,21 @@ def _flat(config: TrainConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _check_sinks(config: TrainConfig) -> None:
-    from esper.telemetry import optional
-
     if config.tensorboard:
         optional.tensorboard()
     if config.wandb is not None:
         optional.wandb()
 
 
-def _begin_session(trainer: Trainer) -> None:
-    """Forget what a killed run recorded after its last checkpoint: it will be done again."""
-    from esper.telemetry.recorder import FanOut, StoreRecorder
+def _sinks(folder: Path, config: TrainConfig) -> Iterator[Recorder]:
+    if config.tensorboard:
+        from esper.telemetry.tensorboard import TensorBoardSink
 
-    assert isinstance(trainer.recorder, FanOut)
-    assert isinstance(trainer.recorder.main, StoreRecorder)
-    store = trainer.recorder.main.store
-    store.rewind(trainer.update)
-    store.describe({"config": trainer.config.to_json()})
-    store.begin_session(trainer.update)
+        yield TensorBoardSink(folder / "tensorboard")
+    if config.wandb is not None:
+        from esper.telemetry.wandb import WandbSink
+
+        yield WandbSink(config.wandb, name=folder.name, folder=folder, settings=config.to_json())
 
 
 # -- what a person sees of a run while it goes on ----------------------------------------------------------------------

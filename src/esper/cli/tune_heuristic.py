@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.options import claim_file
-from esper.cli.terminal import Progress, pick_workers, styled, wide_console, with_interval
+from esper.cli.options import claim_file, pick_workers
+from esper.cli.terminal import Progress, styled, wide_console, with_interval
 from esper.files import write_whole
 
 if TYPE_CHECKING:
