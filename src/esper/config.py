@@ -142,7 +142,8 @@ def settings_from(
             hint = did_you_mean(key, known, f"the settings are {', '.join(known)}")
             raise ConfigError(f"{where}: unknown setting {shown(key)}; {hint}")
         given[name] = _typed(value, hints[name], f"{where}: {key}", getattr(default, name, None))
-    if complete and (missing := [name for name in known.values() if name not in given]):
+    needed = known.values() if complete else required(kind) if default is None else ()
+    if missing := [name for name in needed if name not in given]:
         raise ConfigError(f"{where}: missing {shown(missing)}")
     try:
         if default is None:
@@ -152,6 +153,12 @@ def settings_from(
         raise
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def required(kind: Any) -> list[str]:
+    """Fields of a dataclass that have no default."""
+    unset = dataclasses.MISSING
+    return [field.name for field in dataclasses.fields(kind) if field.default is field.default_factory is unset]
 
 
 def _spellings(kind: Any) -> dict[str, str]:
@@ -170,11 +177,12 @@ def _typed(value: Any, hint: Any, where: str, default: Any = None) -> Any:
     for option in options:
         if get_origin(option) is Literal and isinstance(value, str) and value in get_args(option):
             return value
-        if get_origin(option) is tuple and isinstance(value, list | tuple):
+        if get_origin(option) in (tuple, list) and isinstance(value, list | tuple):
             kinds = get_args(option)
-            kinds = kinds[:1] * len(value) if kinds[-1] is Ellipsis else kinds
+            if get_origin(option) is list or kinds[-1] is Ellipsis:
+                kinds = kinds[:1] * len(value)
             if len(kinds) == len(value):
-                return tuple(_typed(one, each, where) for one, each in zip(value, kinds, strict=True))
+                return get_origin(option)(_typed(one, each, where) for one, each in zip(value, kinds, strict=True))
         if isinstance(option, type) and (made := _made(value, option, where, default)) is not None:
             return made
         if option is type(None) and value is None:
@@ -201,9 +209,9 @@ def _made(value: Any, kind: type, where: str, default: Any) -> Any:
 def _described(option: Any) -> str:
     if get_origin(option) is Literal:
         return "one of " + ", ".join(map(str, get_args(option)))
-    if get_origin(option) is tuple:
+    if get_origin(option) in (tuple, list):
         kinds = get_args(option)
-        return "a list" if kinds[-1] is Ellipsis else f"a list of {len(kinds)}"
+        return f"a list of {len(kinds)}" if len(kinds) > 1 and kinds[-1] is not Ellipsis else "a list"
     if isinstance(option, type) and issubclass(option, Enum):
         return "one of " + ", ".join(str(one.value) for one in option)
     plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", Path: "a path"}

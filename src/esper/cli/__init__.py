@@ -8,7 +8,6 @@ by SIGHUP. What failed is said in one line.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import io
 import os
@@ -116,13 +115,13 @@ def _is_interrupt(error: BaseException) -> bool:
 def _parse(name: str, words: list[str]) -> Command:
     import tyro
 
-    from esper.config import read_table, settings_from
+    from esper.config import read_table, required, settings_from
 
     kind: Any = importlib.import_module(f"esper.cli.{name.replace('-', '_')}").COMMAND
     file, words = _take(words, "--config")
     data, words = _in_full({} if file is None else read_table(Path(file)), words, getattr(kind, "SHORT", {}))
     given = {option: _take(words, f"--{option}")[0] or _text(data, option) for option in ("preset", "resume")}
-    default = kind.base(**given) if hasattr(kind, "base") else kind(**_required(kind))
+    default = kind.base(**given) if hasattr(kind, "base") else kind(**dict.fromkeys(required(kind), tyro.MISSING))
     default = settings_from(data, kind, str(file), default=default)
     with redirect_stderr(io.StringIO()) as said:
         try:
@@ -154,7 +153,7 @@ def _in_full(data: Any, words: list[str], short: Mapping[str, str]) -> tuple[Any
     """Data and words with the full names of settings that have short ones, such as --reward for --reward.mode."""
     options = {f"--{name.replace('_', '-')}": f"--{full.replace('_', '-')}" for name, full in short.items()}
     split = [word.partition("=") for word in words]
-    words = [options.get(word, word) + sign + value for word, sign, value in split]
+    words = [options.get(word.replace("_", "-"), word) + sign + value for word, sign, value in split]
     for name, full in short.items() if isinstance(data, dict) else ():
         table, _, inner = full.partition(".")
         found = next((key for key in data if key.replace("-", "_") == name), None)
@@ -162,14 +161,6 @@ def _in_full(data: Any, words: list[str], short: Mapping[str, str]) -> tuple[Any
             value = data.pop(found)
             data[table] = {**data[table], inner: value} if isinstance(data.get(table), dict) else {inner: value}
     return data, words
-
-
-def _required(kind: type) -> dict[str, Any]:
-    """Fields that only the words can give, marked as not given yet."""
-    import tyro
-
-    fields = dataclasses.fields(kind)
-    return {field.name: tyro.MISSING for field in fields if field.default is dataclasses.MISSING}
 
 
 def _unboxed(said: str) -> str:
