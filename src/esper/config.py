@@ -26,7 +26,7 @@ LARGEST_FILE = 2**20
 """Bytes of a configuration; a real one has a few hundred."""
 LARGEST_NUMBER = 2**63
 """Numbers beyond it fit neither a tensor nor SQLite, and far beyond it no float."""
-FORMER_NAMES = {"gamma": "discount"}
+FORMER_NAMES = {"gamma": "discount", "family": "signal"}
 """Settings that older files have under another name."""
 
 
