@@ -242,6 +242,6 @@ def get_family(name: str, **options: Any) -> NamedFamily:
             )
         return Natural(task=task, **options)
     if name not in task_names():
-        hint = did_you_mean(name, family_names(), f"there are {', '.join(family_names())}")
-        raise ValueError(f"unknown task family {name!r}: {hint}")
+        hint = did_you_mean(name, family_names(), "`esper info` lists them, too")
+        raise ValueError(f"unknown task family {name!r}; there are {', '.join(family_names())}; {hint}")
     return TaskFamily(name, **options)

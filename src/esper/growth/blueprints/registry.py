@@ -230,8 +230,8 @@ def blueprint_names() -> tuple[str, ...]:
 def get_blueprint(name: str, layout: Layout | None = None) -> Blueprint:
     """The blueprint of this name for slots of this layout; without a layout, the first registered under the name."""
     if name not in _REGISTRY:
-        hint = did_you_mean(name, _REGISTRY, f"choose one of {', '.join(_REGISTRY)}")
-        raise ValueError(f"unknown blueprint {name!r}: {hint}")
+        hint = did_you_mean(name, _REGISTRY, "register your own before it is named")
+        raise ValueError(f"unknown blueprint {name!r}: choose one of {', '.join(_REGISTRY)}; {hint}")
     by_layout = _REGISTRY[name]
     if layout is None:
         return next(iter(by_layout.values()))
