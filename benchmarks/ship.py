@@ -32,11 +32,11 @@ from esper.agent.shipped import (
     STATED,
     Pair,
     Provenance,
-    parse_provenance,
     provenance,
     shipped_names,
     shipped_path,
 )
+from esper.config import settings_from
 from esper.files import write_whole
 from esper.policy.catalogue import CONTROLLERS
 from esper.training.catalogue import make_controller, policy_file
@@ -154,7 +154,8 @@ def _provenance(name: str, stated: dict[str, Any], judged: Path | None, facts: d
     sha256 = facts["sha256"]
     score = stated.get("score") if stated.get("sha256", sha256) == sha256 else None
     measured = score if judged is None else judgement(judged, name, sha256)
-    return parse_provenance({"asks": None, **{key: stated[key] for key in STATED}, "score": measured, **facts})
+    data = {"asks": None, **{key: stated[key] for key in STATED}, "score": measured, **facts}
+    return settings_from(data, Provenance, f"the provenance of {name}", complete=True)
 
 
 def check() -> bool:

@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 from esper.cli import main as esper
-from esper.cli.episodes import clock
-from esper.cli.places import new_folder
+from esper.cli.options import new_folder
+from esper.cli.terminal import clock
 
 CONTROLLER = "small"
 EPISODES = 16

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from esper.cli.places import claim, claim_file, results_folder
+from esper.cli.options import claim, claim_file, results_folder
 from esper.files import write_whole
 
 

@@ -28,11 +28,12 @@ from esper.agent.checkpoints import load_checkpoint
 from esper.agent.controller import LearnedController
 from esper.agent.normalisers import ValueNormaliser
 from esper.agent.policy_check import check_policy, tensors_under
+from esper.env.reward import DISCOUNT
 from esper.offline.cloning import CloneConfig
 from esper.offline.episodes import Episodes, growth_schema, join
 from esper.offline.fitting import Pace, fit, losses_of, mean_where
 from esper.offline.recording import read
-from esper.offline.rows import DISCOUNT, Units, prepare
+from esper.offline.rows import Units, prepare
 from esper.policy.network import NetworkOutput
 from esper.training.catalogue import policy_file
 
@@ -116,7 +117,7 @@ def extend(policy: Extended, kept: Episodes, told: Episodes, promises: Promises,
     to_learn = policy.lessons(join([*[kept] * KEPT_TIMES, told.select(known)]), promises.select(known))
     judge = policy.lessons(told.select(asked), promises.select(asked))
     to_keep = policy.lessons(kept, Promises.none_for(kept))
-    pace = Pace(EPOCHS, CloneConfig().episodes, LEARNING_RATE, seed)
+    pace = Pace(EPOCHS, CloneConfig().batch_episodes, LEARNING_RATE, seed)
     with torch.no_grad():
         before = policy.regret(judge)
     fit("policy", policy.network, to_learn, policy.loss, lambda: policy.regret(judge), pace, say)

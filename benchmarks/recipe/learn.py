@@ -27,12 +27,13 @@ from esper.actions import Op
 from esper.agent.buffer import minibatches
 from esper.agent.controller import growth_network_config
 from esper.agent.warm_start import save_policy
+from esper.env.reward import DISCOUNT
 from esper.growth.blueprints import blueprint_names
 from esper.offline.cloning import CloneConfig, balanced, class_weights, counted
 from esper.offline.episodes import Episodes, growth_schema, join
 from esper.offline.fitting import Pace, fit, losses_of, mean_where, new_network
 from esper.offline.recording import read
-from esper.offline.rows import DISCOUNT, Rows, Units, prepare, units_of
+from esper.offline.rows import Rows, Units, prepare, units_of
 from esper.policy.distribution import OP, SLOT, FactoredPolicy
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput
 
@@ -103,7 +104,7 @@ def learn(taught: Episodes, told: Episodes, promises: Promises, seed: int) -> tu
     learner = Learner(join([*[taught] * TAUGHT_TIMES, told.select(known)]), seed)
     to_learn = learner.lessons(promises.select(known))
     judge = Lessons(prepare(told.select(asked), learner.units, DISCOUNT, action="label"), promises.select(asked))
-    pace = Pace(EPOCHS, CloneConfig().episodes, CloneConfig().learning_rate, seed)
+    pace = Pace(EPOCHS, CloneConfig().batch_episodes, CloneConfig().learning_rate, seed)
 
     def regret() -> Tensor:
         return mean_where(greedy_regret(learner.output(judge.rows).policy, judge.promises), judge.decided)

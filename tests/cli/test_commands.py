@@ -181,7 +181,9 @@ def test_what_fails_after_a_ctrl_c_is_still_said(monkeypatch: pytest.MonkeyPatch
 
 def test_bad_usage_returns_two(capsys: Capture) -> None:
     assert main(["grwo"]) == 2
-    assert "the commands are" in capsys.readouterr().err
+    assert capsys.readouterr().err == "esper: unknown command 'grwo': did you mean 'grow'?\n"
+    assert main(["xyz"]) == 2
+    assert "the commands are train, grow, " in capsys.readouterr().err
     assert main(["grow", "--epochs", "many"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("esper grow: Error parsing --epochs: ")

@@ -239,7 +239,7 @@ def test_settings_survive_their_file(tmp_path: Path) -> None:
         ("[heuristic]\nplateau_epochs = 0\n", "at least 1"),
         ('[heuristic]\nrotation = ["cnv"]\n', "unknown blueprint 'cnv'"),
         ('[heuristic]\nrotation = ["conv", "conv"]\n', "different blueprints"),
-        ("heuristic = 3\n", "must be a table"),
+        ("heuristic = 3\n", "must hold a table"),
         ("[heuristic]\n[[grow]]\nepoch = 1\n", "unknown key 'grow'"),
         ("[heuristic\n", "not valid TOML"),
         ("name = 'x'\n", "needs at least one [[grow]]"),

@@ -44,7 +44,7 @@ def begin() -> None:
 
 def options_of(command: str) -> list[tuple[str, Any]]:
     kind: Any = importlib.import_module(f"esper.cli.{command.replace('-', '_')}").COMMAND
-    return [(field.name, field.default) for field in dataclasses.fields(kind) if field.name != "ppo"]
+    return [(field.name, field.default) for field in dataclasses.fields(kind) if field.name not in ("ppo", "reward")]
 
 
 def command_line(rng: random.Random) -> list[str]:

@@ -11,8 +11,8 @@ import pytest
 from rich.console import Console
 
 from esper.cli import main
-from esper.cli.grow_watch import show, worth
-from esper.cli.places import new_folder
+from esper.cli.grow import show, worth
+from esper.cli.options import new_folder
 from esper.lifecycle import Contrast
 from esper.tasks import load_task
 from esper.training.own.grow import grow_task

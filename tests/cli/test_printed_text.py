@@ -68,6 +68,6 @@ def test_what_to_install_is_named_in_full(capsys: Capture, monkeypatch: pytest.M
 def test_every_console_prints_text_as_it_is() -> None:
     """They are made in one place."""
     makers = [path.name for path in Path(esper.cli.__file__).parent.glob("*.py") if "Console(" in path.read_text()]
-    assert makers == ["episodes.py"]
-    source = (Path(esper.cli.__file__).parent / "episodes.py").read_text()
+    assert makers == ["terminal.py"]
+    source = (Path(esper.cli.__file__).parent / "terminal.py").read_text()
     assert source.count(" Console(") == source.count("markup=False, emoji=False") == 2

@@ -1,6 +1,6 @@
 """`esper train` from the shell's side: configuration files, data files, other sinks, and what it refuses.
 
-Covers: R092, R141
+Covers: R092, R103, R141
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 from collections import Counter
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -21,9 +22,10 @@ import pytest
 import torch
 from rich.console import Console
 
+from esper.agent.config import PPOConfig
 from esper.agent.ppo import load_policy
 from esper.cli import main
-from esper.cli.train_watch import TrainWatch
+from esper.cli.train import TrainWatch
 from esper.engine.precision import Precision
 from esper.tasks.family import TaskFamily
 from esper.telemetry.store import STORE_NAME
@@ -75,7 +77,7 @@ def test_a_config_file_decides_and_options_override_it(capsys: Capture) -> None:
     config = read_train_config(Path("from-file/config.json"))
     assert (config.task, config.envs, config.updates, config.reward.mode) == ("digits", 1, 1, "sparse")
     assert (config.ppo.learning_rate, config.ppo.discount) == (2e-3, 0.9)
-    assert config.reward.gamma == 0.9  # the two must agree, so one word sets both
+    assert config.reward.discount == 0.9  # the two must agree, so one word sets both
     assert config.ppo.head_entropy_weights == (1.0, 2.0, 1.0, 1.0)
     assert config.floor == 0.02
     latest = RunFolder(Path("from-file")).latest()
@@ -90,7 +92,7 @@ def test_a_config_file_decides_and_options_override_it(capsys: Capture) -> None:
     [
         ('tsak = "digits"', "did you mean 'task'"),
         ("[ppo]\nlearning_rat = 1", "ppo: unknown setting 'learning_rat'; did you mean 'learning_rate'?"),
-        ("[ppo]\nepochs = 1.5", "ppo: epochs must be int"),
+        ("[ppo]\nepochs = 1.5", "ppo: epochs must be a whole number"),
         ("[ppo]\nepochs = 0", "epochs must be a whole number of at least 1, not 0"),
         ("floor = 1.5", "floor must be a number from 0 to 1, not 1.5"),
         ("[ppo]\nmax_grad_norm = -0.5", "max_grad_norm must be a number above 0, not -0.5"),
@@ -130,8 +132,9 @@ def test_a_cpu_has_no_fast_path(words: list[str], message: str, capsys: Capture)
         ([], "name a GPU, because a resumed run keeps its configuration"),
         (["--precision", "fp32"], "a resumed run keeps its configuration; only --updates"),
         (["--compiled"], "a resumed run keeps its configuration; only --updates"),
-        (["--preset", "demo", "--run", "elsewhere"], "may be given, not --preset, --run"),
-        (["--teacher-kl", "1", "--seed", "1"], "may be given, not --seed, --teacher-kl"),
+        (["--preset", "demo", "--run", "elsewhere"], "a resumed run keeps its configuration: leave out --preset"),
+        (["--run", "elsewhere", "--seed", "1"], "may be given, not --run, --seed"),
+        (["--teacher-kl", "1", "--reward.mode", "sparse"], "may be given, not --ppo.teacher-kl, --reward.mode"),
     ],
 )
 def test_a_resumed_run_keeps_its_precision(words: list[str], message: str, capsys: Capture) -> None:
@@ -187,6 +190,55 @@ def test_a_resumed_run_remembers_what_it_was_told(capsys: Capture) -> None:
     assert main(["train", "--resume", "r", "--updates", "1", "--workers", "1"]) == 1
     assert capsys.readouterr().err == "esper train: --updates 1 is too few: the run has made 2 already\n"
     assert read_train_config(Path("r/config.json")) == config
+
+
+def test_options_are_the_fields_of_the_configuration_and_help_shows_the_values_that_will_be_used(
+    capsys: Capture,
+) -> None:
+    said = []
+    for preset in ("mixed", "demo"):
+        with pytest.raises(SystemExit):
+            main(["train", "--preset", preset, "--help"])
+        said.append(capsys.readouterr().out)
+    for name in (*(field.name for field in fields(TrainConfig) if field.name not in ("ppo", "reward")), "ppo.clip"):
+        assert f"--{name.replace('_', '-')} " in said[0].replace(",", " "), name
+    values = [" ".join(text.split()) for text in said]
+    assert "--ppo.learning-rate FLOAT" in values[0]
+    assert ["(default: 0.0003)" in text for text in values] == [True, False]
+    assert ["(default: 0.001)" in text for text in values] == [False, True]
+
+
+def test_an_option_changes_a_setting_of_the_agent_and_of_the_reward() -> None:
+    words = [
+        "--ppo.epochs",
+        "1",
+        "--ppo.discount",
+        "0.9",
+        "--reward.prune-cost",
+        "0.5",
+        "--reward=sparse",
+        "--keep",
+        "1",
+    ]
+    assert main(["train", "--task", "digits", *SMALL, "--run", "r", *words]) == 0
+    config = read_train_config(Path("r/config.json"))
+    assert (config.ppo.epochs, config.reward.prune_cost, config.reward.mode, config.keep) == (1, 0.5, "sparse", 1)
+    assert config.ppo.discount == config.reward.discount == 0.9
+
+
+def test_the_reward_follows_the_discount_of_the_agent_and_another_one_is_refused(capsys: Capture) -> None:
+    """Covers: R103."""
+    assert TrainConfig(ppo=PPOConfig(discount=0.9)).reward.discount == 0.9
+    words = ["train", "--task", "digits", *SMALL, "--run", "r", "--ppo.discount", "0.9", "--reward.discount", "0.8"]
+    assert main(words) == 1
+    assert "shapes with discount 0.8 but the agent discounts with 0.9" in capsys.readouterr().err
+    assert not Path("r").exists()
+
+
+def test_a_run_from_before_the_discount_had_one_name_can_be_resumed() -> None:
+    kept = TrainConfig(task="digits", ppo=PPOConfig(discount=0.9)).to_json()
+    kept["reward"]["gamma"] = kept["reward"].pop("discount")
+    assert TrainConfig.from_json(kept) == TrainConfig(task="digits", ppo=PPOConfig(discount=0.9))
 
 
 def test_a_run_from_before_these_were_kept_can_be_resumed() -> None:

@@ -94,12 +94,12 @@ def test_sparse_is_clamped_and_then_scaled():
 
 def test_the_loss_family_looks_at_the_loss():
     """Covers: R124. The pretended loss says the same as the accuracy on its own scale, so the shaping is the same."""
-    by_loss = rewards(RewardConfig(family="loss", discount=1.0), GROWN)
+    by_loss = rewards(RewardConfig(signal="loss", discount=1.0), GROWN)
     by_accuracy = rewards(RewardConfig(discount=1.0), GROWN)
     assert [s.total for s in by_loss] == pytest.approx([s.total for s in by_accuracy])
     scale = LossScale(baseline=math.log(CLASSES), target=math.log(CLASSES) / 4)
     totals = [
-        s.total for s in rewards(RewardConfig(mode="simplified", family="loss", discount=1.0, loss_scale=scale), GROWN)
+        s.total for s in rewards(RewardConfig(mode="simplified", signal="loss", discount=1.0, loss_scale=scale), GROWN)
     ]
     assert totals[3:6] == pytest.approx([2.0 / 0.75] * 3)  # three quarters of the way are 100 points
 
@@ -205,7 +205,7 @@ def test_misuse_is_refused_with_the_reason():
     with pytest.raises(RuntimeError, match="an episode is over"):
         pay(model, GROWN[1])
     with pytest.raises(ValueError, match="needs a loss_scale, or tasks with classes"):
-        Reward(RewardConfig(family="loss"), GROWN[0].start)
+        Reward(RewardConfig(signal="loss"), GROWN[0].start)
 
 
 def test_rows_are_paid_as_if_they_were_alone():

@@ -80,7 +80,7 @@ def initial_potential(config: RewardConfig, story: list[Step]) -> float:
         return 0.0
     measured = story[0].record.measured
     level = measured.accuracy
-    if config.family == "loss":
+    if config.signal == "loss":
         scale = LossScale.for_classes(CLASSES)
         counted = max(0.0, min(scale.worst, measured.loss))
         level = math.nan if math.isnan(measured.loss) else 100.0 * (1.0 - counted / scale.baseline)
@@ -94,7 +94,7 @@ def bounded(points: float) -> float:
 @given(stories(), MODES, FAMILIES, GAMMAS)
 def test_terms_sum_to_the_total_and_everything_is_finite(story, mode, family, gamma):
     """Covers: R148."""
-    for step in rewards(RewardConfig(mode=mode, family=family, discount=gamma), story):
+    for step in rewards(RewardConfig(mode=mode, signal=family, discount=gamma), story):
         assert step.total == sum(step.terms.values())
         assert all(math.isfinite(term) for term in step.terms.values())
         assert 0.0 <= step.shaping_share <= 1.0
@@ -103,14 +103,14 @@ def test_terms_sum_to_the_total_and_everything_is_finite(story, mode, family, ga
 @given(stories(), MODES, FAMILIES, GAMMAS)
 def test_shaping_telescopes_exactly(story, mode, family, gamma):
     """Covers: R114, R148. Discounted by its own gamma (1 included), all shaping sums to −Φ of the beginning."""
-    config = RewardConfig(mode=mode, family=family, discount=gamma)
+    config = RewardConfig(mode=mode, signal=family, discount=gamma)
     assert abs(discounted(shaping(rewards(config, story)), gamma) + initial_potential(config, story)) <= EXACT
 
 
 @given(stories(), FAMILIES, GAMMAS)
 def test_every_beginning_of_an_episode_telescopes_too(story, family, gamma):
     """Covers: R114, R148. Cut anywhere, the sum is γᵗΦ(there) − Φ(beginning): nothing else was paid on the way."""
-    config = RewardConfig(family=family, discount=gamma)
+    config = RewardConfig(signal=family, discount=gamma)
     steps = rewards(config, story)
     for length in range(1, len(steps) + 1):
         expected = gamma**length * steps[length - 1].potential - initial_potential(config, story)
@@ -120,7 +120,7 @@ def test_every_beginning_of_an_episode_telescopes_too(story, family, gamma):
 @given(st.integers(), st.integers(), MODES, FAMILIES, GAMMAS)
 def test_the_sum_of_shaping_does_not_depend_on_the_path(first, second, mode, family, gamma):
     """Covers: R114, R148. Two policies in the same world are shaped by the same amount, whatever they did."""
-    config = RewardConfig(mode=mode, family=family, discount=gamma)
+    config = RewardConfig(mode=mode, signal=family, discount=gamma)
     sums = []
     for seed in (first, second):
         story = play(any_action(Random(seed)), Pretended(slots=SLOTS, kinds=KINDS, rules=Rules(shadow_benefit=-100.0)))
@@ -131,7 +131,7 @@ def test_the_sum_of_shaping_does_not_depend_on_the_path(first, second, mode, fam
 @given(stories(), MODES, FAMILIES)
 def test_the_return_is_the_objective_minus_costs(story, mode, family):
     """Covers: R144, R148. Undiscounted: final score − first level − what was declared; no other income exists."""
-    config = RewardConfig(mode=mode, family=family, discount=1.0)
+    config = RewardConfig(mode=mode, signal=family, discount=1.0)
     steps = rewards(config, story)
     charged = math.fsum(step.terms[name] for step in steps for name in COSTS)
     expected = bounded(steps[-1].score) - initial_potential(config, story) + charged
@@ -141,7 +141,7 @@ def test_the_return_is_the_objective_minus_costs(story, mode, family):
 @given(stories(), MODES, FAMILIES)
 def test_costs_never_pay_and_are_bounded_per_seed(story, mode, family):
     """Covers: R117, R123, R144, R148."""
-    config = RewardConfig(mode=mode, family=family)
+    config = RewardConfig(mode=mode, signal=family)
     steps = rewards(config, story)
     acted = sum(step.record.effect.changed for step in story)
     seeds = sum(step.record.effect.changed and step.record.effect.action.op is Op.GERMINATE for step in story)
@@ -157,7 +157,7 @@ def test_costs_never_pay_and_are_bounded_per_seed(story, mode, family):
 @given(stories(), MODES, FAMILIES, GAMMAS)
 def test_rewards_are_bounded(story, mode, family, gamma):
     """Covers: R148."""
-    config = RewardConfig(mode=mode, family=family, discount=gamma)
+    config = RewardConfig(mode=mode, signal=family, discount=gamma)
     most = SCORE_LIMIT + SLOTS * (config.progress_weight + config.claim_limit)
     costs = config.action_cost + 3.0 * config.prune_cost
     costs += SLOTS * (config.indecision_cost + config.ratio_cost + config.claim_limit)
@@ -169,7 +169,7 @@ def test_rewards_are_bounded(story, mode, family, gamma):
 @given(stories(), MODES, FAMILIES, st.floats(1e-3, 1e3))
 def test_the_scale_is_linear(story, mode, family, scale):
     """Covers: R116, R148."""
-    config = RewardConfig(mode=mode, family=family)
+    config = RewardConfig(mode=mode, signal=family)
     for plain, scaled in zip(rewards(config, story), rewards(replace(config, scale=scale), story), strict=True):
         assert scaled.terms == {name: pytest.approx(scale * term, rel=1e-12) for name, term in plain.terms.items()}
         assert scaled.events == plain.events
@@ -184,7 +184,7 @@ def test_findings_name_seeds_that_exist(story, family):
         for transition in step.record.transitions
         if transition.target.name == "GERMINATED"
     }
-    for step in rewards(RewardConfig(family=family), story):
+    for step in rewards(RewardConfig(signal=family), story):
         assert all((seed, f"stage{slot}") in born for _, slot, seed in step.events)
 
 
@@ -194,7 +194,7 @@ def test_a_host_that_never_changes_earns_only_its_costs(seed, mode, family):
     idle = {name: Kind(100, 0.0) for name in KINDS}
     world = Pretended(slots=SLOTS, kinds=idle, host=lambda epoch: 50.0)
     waiting = Pretended(slots=SLOTS, kinds=idle, host=lambda epoch: 50.0)
-    config = RewardConfig(mode=mode, family=family, discount=1.0)
+    config = RewardConfig(mode=mode, signal=family, discount=1.0)
     acted = math.fsum(step.total for step in rewards(config, play(any_action(Random(seed)), world)))
     waited = math.fsum(step.total for step in rewards(config, play(lambda s: WAIT, waiting)))
     assert acted <= waited + EXACT

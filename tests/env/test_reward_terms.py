@@ -107,7 +107,7 @@ def test_intervention_costs_have_one_source():
     ("change", "message"),
     [
         ({"mode": "dense"}, "mode must be one of shaped, simplified, sparse, minimal"),
-        ({"family": "profit"}, "family must be one of contribution, loss"),
+        ({"signal": "profit"}, "signal must be one of contribution, loss"),
         ({"discount": 1.1}, "discount must lie in"),
         ({"scale": 0.0}, "scale must be positive"),
         ({"ratio_cost": -1.0}, "ratio_cost must be a number of at least 0"),
@@ -169,7 +169,7 @@ def test_unfinished_seeds_forfeit_what_they_claim():
 
 
 def by_loss(scale: LossScale) -> Reward:
-    return Reward(RewardConfig(family="loss", loss_scale=scale), world({}))
+    return Reward(RewardConfig(signal="loss", loss_scale=scale), world({}))
 
 
 def test_any_task_has_a_loss_scale():

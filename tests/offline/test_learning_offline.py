@@ -24,7 +24,7 @@ from esper.offline.recorder import Play, play, plays
 from esper.policy.controller import NoGrowth, RandomLegal
 from esper.policy.heuristic import Heuristic
 
-QUICK = CloneConfig(epochs=6, episodes=32, discount=0.0)
+QUICK = CloneConfig(epochs=6, batch_episodes=32, discount=0.0)
 
 
 def mean(values: list[float]) -> float:

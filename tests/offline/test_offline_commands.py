@@ -40,7 +40,7 @@ def test_record_goes_on_with_new_problems_and_says_where_they_come_from(recordin
     assert found.task == "digits"
     assert [entry["noise"] for entry in found.provenance] == [0.3, 0.3]
     assert found.provenance[0]["command"] == "esper record --task digits --controllers heuristic --noise 0.3"
-    assert {"esper", "torch", "gamma", "reward_mode"} <= found.provenance[0].keys()
+    assert {"esper", "torch", "discount", "reward_mode"} <= found.provenance[0].keys()
 
 
 def test_record_shows_how_different_the_actions_are(tmp_path: Path, capsys: Capture) -> None:

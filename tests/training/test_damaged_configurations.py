@@ -17,7 +17,7 @@ import pytest
 
 from esper.cli import main
 from esper.cli.train import Train
-from esper.config import COUNTS, ConfigError, read_config
+from esper.config import COUNTS, ConfigError, read_table, settings_from
 from esper.offline.episodes import Episodes
 from esper.offline.recording import Recording
 from esper.training.run_folder import RunFolder
@@ -124,7 +124,7 @@ def test_a_configuration_file_of_a_command_never_breaks_the_reader(tmp_path: Pat
         text = json.dumps(damaged(whole, rng) if rng.random() < 0.7 else whole)
         file.write_bytes(damaged_text(text, rng) if rng.random() < 0.5 else text.encode())
         with suppress(ConfigError):
-            read_config(file, Train)
+            settings_from(read_table(file), Train, str(file))
 
 
 @pytest.mark.parametrize("task", [[], {}, None, 3, ["digits"]])

@@ -257,7 +257,7 @@ def test_runs_from_before_there_was_a_choice_of_precision_can_be_read() -> None:
     [
         (lambda: TrainConfig(envs=0), "envs must be at least 1"),
         (lambda: TrainConfig(envs=8, draws=4), "at least as many problems"),
-        (lambda: TrainConfig(reward=RewardConfig(gamma=0.9)), "set both to the same value"),
+        (lambda: TrainConfig(reward=RewardConfig(discount=0.9)), "set both to the same value"),
         (lambda: TrainConfig(ppo=PPOConfig(epochs=0)), "epochs must be"),
     ],
 )

@@ -13,16 +13,16 @@ from __future__ import annotations
 import json
 import zipfile
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.actions import HEAD_NAMES
-from esper.agent.tensor_files import TensorFileError, one_line, read_header, read_tensor_file, write_tensor_file
-from esper.policy.distribution import ActionSpace
+from esper.agent.tensor_files import TensorFileError, read_header, read_tensor_file, write_tensor_file
+from esper.config import ConfigError, settings_from
+from esper.errors import first_line, shown
 from esper.policy.network import NetworkConfig
 
 CHECKPOINT_VERSION = 3
@@ -38,8 +38,6 @@ DIGEST_VERSION = 3
 """From here on a file without a digest is damaged."""
 
 _HEADER = "esper"
-LONGEST = 200
-"""Characters of a text in a network's configuration: it is shown in messages."""
 
 
 class CheckpointError(ValueError):
@@ -138,7 +136,7 @@ def _parse_header(path: Path, header: str | None) -> tuple[int, dict[str, Any]]:
     try:
         parsed = json.loads(header)
     except (ValueError, RecursionError) as error:
-        raise DamagedCheckpointError(f"{path} has a damaged header: {one_line(error)}") from error
+        raise DamagedCheckpointError(f"{path} has a damaged header: {first_line(error)}") from error
     version, data = (parsed.get("version"), parsed.get("data")) if isinstance(parsed, dict) else (None, None)
     if type(version) is not int or not isinstance(data, dict):
         raise DamagedCheckpointError(
@@ -150,12 +148,6 @@ def _parse_header(path: Path, header: str | None) -> tuple[int, dict[str, Any]]:
                 f"{path} has a damaged header: {key!r} must be an object, not {shown(data[key])}"
             )
     return version, data
-
-
-def shown(value: object) -> str:
-    """A value out of a file, in a message: however long it is, the message stays one line."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
 
 
 # --- upgrading --------------------------------------------------------------------------------------------------------
@@ -252,50 +244,11 @@ def config_data(config: NetworkConfig) -> dict[str, Any]:
 
 def config_from_data(data: Mapping[str, Any]) -> NetworkConfig:
     """The inverse. A missing key is an error: a default would be a guess about someone's weights."""
-    names = {field.name for field in fields(NetworkConfig)}
-    missing, unknown = sorted(names - set(data)), sorted(set(data) - names)
-    if missing or unknown:
-        raise CheckpointError(
-            f"network configuration: missing {shown(missing or 'nothing')}, unknown {shown(unknown or 'nothing')}"
-        )
-    for name, value in data.items():
-        _check_setting(name, value)
-    rows = tuple((bool(a), bool(b), bool(c), bool(d)) for a, b, c, d in data["space"])
+    space = {"space": {"uses": data["space"]}} if "space" in data else {}
     try:
-        return NetworkConfig(**{**data, "space": ActionSpace(rows)})
-    except ValueError as error:
-        raise CheckpointError(f"network configuration: {error}") from error
-
-
-def _check_setting(name: str, value: Any) -> None:
-    """Refuse a value that no network can be built with."""
-    kind = _KINDS[name]
-    if kind == "whole":
-        fits, wanted = type(value) is int and value >= 0, "a whole number of at least 0"
-    elif kind == "number":
-        fits, wanted = type(value) in (int, float) and 0.0 <= value <= 1e6, "a number from 0 to a million"
-    elif name == "space":
-        fits, wanted = _is_space(value), f"a list of operations, {len(HEAD_NAMES)} times true or false each"
-    elif name == "encoder":
-        fits, wanted = value in ("slots", "vector"), "'slots' or 'vector'"
-    else:
-        fits, wanted = isinstance(value, str) and value.isprintable() and len(value) <= LONGEST, "a line of text"
-    if not fits:
-        raise CheckpointError(f"network configuration: {name} must be {wanted}, not {shown(value)}")
-
-
-_KINDS = {
-    name: {int: "whole", float: "number"}.get(type(value), "")
-    for name, value in config_data(NetworkConfig(1, 1)).items()
-}
-
-
-def _is_space(rows: Any) -> bool:
-    return (
-        isinstance(rows, list)
-        and len(rows) > 0
-        and all(isinstance(row, list) and [type(used) for used in row] == [bool] * len(HEAD_NAMES) for row in rows)
-    )
+        return settings_from({**data, **space}, NetworkConfig, "network configuration", complete=True)
+    except ConfigError as error:
+        raise CheckpointError(str(error)) from error
 
 
 def check_same_network(saved: Mapping[str, Any], config: NetworkConfig) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 
+from esper.errors import first_line
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput
 
 
@@ -31,7 +32,7 @@ class CompiledForward:
         except Exception as error:
             found = self._plain(*arguments)
             self._compiled = None
-            self._failure = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+            self._failure = f"{type(error).__name__}: {first_line(error)}"
         return found
 
     def _plain(self, *arguments: Any) -> NetworkOutput:

@@ -12,9 +12,11 @@ from esper.config import (
     WHOLE_AT_LEAST_0,
     WHOLE_AT_LEAST_1,
     WITHIN_0_AND_1,
-    Range,
     check_number,
+    check_ranges,
+    or_none,
 )
+from esper.env.reward import DISCOUNT
 
 ADAM_EPSILON = 1e-5
 KL_STOP_FACTOR = 1.5
@@ -39,8 +41,8 @@ class PPOConfig:
     """Adam's step size."""
     learning_rate_end: float | None = None
     """Where the step size arrives, linearly, after `anneal_updates`; None keeps it."""
-    discount: float = 0.995
-    """γ. The environment's potential-based shaping must use the same one."""
+    discount: float = DISCOUNT
+    """γ. The shaping of the reward uses the same one."""
     gae_decay: float = 0.97
     """λ of generalised advantage estimation."""
     epochs: int = 4
@@ -89,10 +91,7 @@ class PPOConfig:
     compiled runs as it is, and the run's record says why."""
 
     def __post_init__(self) -> None:
-        for name, wanted in _RANGES.items():
-            check_number(name, getattr(self, name), wanted)
-        for name, wanted in _OPTIONAL_RANGES.items():
-            check_number(name, getattr(self, name), wanted, optional=True)
+        check_ranges(self, _RANGES)
         if len(self.head_entropy_weights) != len(HEAD_NAMES):
             raise ValueError(f"head_entropy_weights must be four numbers, not {self.head_entropy_weights!r}")
         for weight in self.head_entropy_weights:
@@ -122,7 +121,7 @@ class PPOConfig:
         return start + min(1.0, (update - 1) / self.anneal_updates) * (end - start)
 
 
-_RANGES: dict[str, Range] = {
+_RANGES = {
     "learning_rate": AT_LEAST_0,
     "discount": SHARE,
     "gae_decay": SHARE,
@@ -138,14 +137,11 @@ _RANGES: dict[str, Range] = {
     "teacher_updates": WHOLE_AT_LEAST_1,
     "max_grad_norm": ABOVE_0,  # below 0 the clipper would turn every gradient round
     "weight_decay": AT_LEAST_0,
+    "learning_rate_end": or_none(AT_LEAST_0),
+    "target_kl": or_none(ABOVE_0),
+    "huber_delta": or_none(ABOVE_0),
+    "value_clip": or_none(ABOVE_0),
+    "entropy_coefficient_end": or_none(AT_LEAST_0),
+    "value_momentum": or_none(WITHIN_0_AND_1),
+    "chunk_rows": or_none(WHOLE_AT_LEAST_1),
 }
-_OPTIONAL_RANGES: dict[str, Range] = {
-    "learning_rate_end": AT_LEAST_0,
-    "target_kl": ABOVE_0,
-    "huber_delta": ABOVE_0,
-    "value_clip": ABOVE_0,
-    "entropy_coefficient_end": AT_LEAST_0,
-    "value_momentum": WITHIN_0_AND_1,
-    "chunk_rows": WHOLE_AT_LEAST_1,
-}
-"""Settings that None turns off."""

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from esper.actions import Action
 from esper.agent.actor import Actor
-from esper.agent.checkpoints import CheckpointError, config_data, inspect_checkpoint, shown
+from esper.agent.checkpoints import CheckpointError, config_data, inspect_checkpoint
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.agent.ppo import load_policy, load_value_units
 from esper.agent.reasons import with_reasons
 from esper.env.observation import OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS
 from esper.env.situation import Situation, as_tensors
+from esper.errors import shown
 from esper.growth.blueprints import blueprint_names
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 

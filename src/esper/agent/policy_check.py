@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esper.agent.checkpoints import Checkpoint, CheckpointError, DamagedCheckpointError, config_from_data
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
-from esper.agent.tensor_files import one_line
+from esper.errors import first_line
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 
 
@@ -61,7 +61,7 @@ def _network_state(path: str | Path, config: NetworkConfig) -> dict[str, Tensor]
         with torch.device("meta"):
             return FactoredRecurrentActorCritic(config).state_dict()
     except (ValueError, RuntimeError) as error:
-        raise CheckpointError(f"{path} does not describe a network: {one_line(error)}") from error
+        raise CheckpointError(f"{path} does not describe a network: {first_line(error)}") from error
 
 
 def _check_tensors(path: str | Path, prefix: str, wanted: Mapping[str, Tensor], found: Mapping[str, Tensor]) -> None:

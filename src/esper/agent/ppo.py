@@ -39,9 +39,9 @@ from esper.agent.metrics import UpdateMetrics, collect
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.agent.policy_check import check_policy, tensors_under
 from esper.agent.state_check import check_state
-from esper.agent.tensor_files import one_line
 from esper.agent.update import Forward, ppo_update, prepare
 from esper.env.spaces import ActionMasks, Observation
+from esper.errors import first_line
 from esper.policy.distribution import FactoredPolicy, validate_masks
 from esper.policy.network import FactoredRecurrentActorCritic
 from esper.policy.recurrence import RecurrentState
@@ -314,7 +314,7 @@ class PPOAgent:
             self.load_state_dict(checkpoint.tensors)
         except (DamagedCheckpointError, RuntimeError) as error:
             raise DamagedCheckpointError(
-                f"{path} is damaged: a run cannot go on from it ({one_line(error)})"
+                f"{path} is damaged: a run cannot go on from it ({first_line(error)})"
             ) from error
         return dict(checkpoint.data.get("caller", {}))
 

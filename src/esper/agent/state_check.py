@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.agent.checkpoints import DamagedCheckpointError
-from esper.agent.tensor_files import one_line
+from esper.errors import first_line
 
 if TYPE_CHECKING:
     from esper.agent.ppo import PPOAgent
@@ -73,7 +73,7 @@ def _check_generator(generator: torch.Generator, state: Tensor) -> None:
     try:
         torch.Generator(generator.device).set_state(state.cpu())
     except RuntimeError as error:
-        raise DamagedCheckpointError(f"generator holds no state of a random generator ({one_line(error)})") from error
+        raise DamagedCheckpointError(f"generator holds no state of a random generator ({first_line(error)})") from error
 
 
 def non_finite(tensor: Tensor) -> bool:

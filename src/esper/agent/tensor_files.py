@@ -25,6 +25,7 @@ from safetensors import safe_open
 from safetensors.torch import save
 from torch import Tensor
 
+from esper.errors import first_line
 from esper.files import write_whole
 
 DIGEST = "sha256"
@@ -87,9 +88,9 @@ def _opened(path: Path) -> Iterator[Any]:
         with safe_open(path, framework="pt") as file:
             yield file
     except OSError as error:
-        raise TensorFileError(f"it cannot be read ({error.strerror or one_line(error)})") from error
+        raise TensorFileError(f"it cannot be read ({error.strerror or first_line(error)})") from error
     except Exception as error:  # safetensors raises half a dozen kinds for what a damaged header says
-        raise TensorFileError(one_line(error)) from error
+        raise TensorFileError(first_line(error)) from error
 
 
 def _split(header: str | None) -> tuple[str | None, str | None]:
@@ -112,7 +113,3 @@ class _Digest:
 
     def text(self) -> str:
         return self._sha.hexdigest()
-
-
-def one_line(error: BaseException) -> str:
-    return str(error).strip().partition("\n")[0][:200] or type(error).__name__

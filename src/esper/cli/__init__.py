@@ -8,12 +8,11 @@ by SIGHUP. What failed is said in one line.
 
 from __future__ import annotations
 
-import dataclasses
 import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -54,7 +53,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     name, rest = words[0], words[1:]
     if name not in COMMANDS:
-        _say(f"esper: unknown command {name!r}; the commands are {', '.join(COMMANDS)}")
+        from esper.errors import did_you_mean
+
+        hint = did_you_mean(name, COMMANDS, f"the commands are {', '.join(COMMANDS)}")
+        _say(f"esper: unknown command {name!r}: {hint}")
         return 2
     with ended_by_signals() as ending:
         return ending.code(_run(name, rest))
@@ -65,8 +67,7 @@ class UsageError(Exception):
 
 
 def _run(name: str, words: list[str]) -> int:
-    from esper.cli.leftovers import no_empty_folders
-    from esper.cli.options import check_options
+    from esper.cli.options import check_options, no_empty_folders
 
     try:
         command = _parse(name, words)
@@ -114,16 +115,18 @@ def _is_interrupt(error: BaseException) -> bool:
 def _parse(name: str, words: list[str]) -> Command:
     import tyro
 
-    from esper.config import read_settings
+    from esper.config import read_table, required, settings_from
 
-    kind: type[Command] = importlib.import_module(f"esper.cli.{name.replace('-', '_')}").COMMAND
-    defaults, words = _take_config(words)
-    given: dict[str, Any] = {}
-    if defaults is not None:
-        given["default"] = kind(**_required(kind) | read_settings(defaults, kind))
+    kind: Any = importlib.import_module(f"esper.cli.{name.replace('-', '_')}").COMMAND
+    file, words = _take(words, "--config")
+    data, words = _in_full({} if file is None else read_table(Path(file)), words, getattr(kind, "SHORT", {}))
+    given = {option: _take(words, f"--{option}")[0] or _text(data, option) for option in ("preset", "resume")}
+    default = kind.base(**given) if hasattr(kind, "base") else kind(**dict.fromkeys(required(kind), tyro.MISSING))
+    default = settings_from(data, kind, str(file), default=default)
     with redirect_stderr(io.StringIO()) as said:
         try:
-            command: Command = tyro.cli(kind, prog=f"esper {name}", args=words, **given)
+            values = (tyro.conf.EnumChoicesFromValues,)
+            command: Command = tyro.cli(kind, prog=f"esper {name}", args=words, default=default, config=values)
             return command
         except SystemExit as stopped:
             if not stopped.code:  # --help
@@ -131,12 +134,33 @@ def _parse(name: str, words: list[str]) -> Command:
     raise UsageError(_unboxed(said.getvalue()))
 
 
-def _required(kind: type) -> dict[str, Any]:
-    """Fields that only the words can give, marked as not given yet."""
-    import tyro
+def _take(words: list[str], option: str) -> tuple[str | None, list[str]]:
+    """The value of an option that decides the defaults of the others, and the other words."""
+    for i, word in enumerate(words):
+        if word == option and i + 1 < len(words):
+            return words[i + 1], words[:i] + words[i + 2 :]
+        if word.startswith(f"{option}="):
+            return word.partition("=")[2], words[:i] + words[i + 1 :]
+    return None, words
 
-    fields = dataclasses.fields(kind)
-    return {field.name: tyro.MISSING for field in fields if field.default is dataclasses.MISSING}
+
+def _text(data: object, name: str) -> str | None:
+    value = data.get(name) if isinstance(data, dict) else None
+    return value if isinstance(value, str) else None
+
+
+def _in_full(data: Any, words: list[str], short: Mapping[str, str]) -> tuple[Any, list[str]]:
+    """Data and words with the full names of settings that have short ones, such as --reward for --reward.mode."""
+    options = {f"--{name.replace('_', '-')}": f"--{full.replace('_', '-')}" for name, full in short.items()}
+    split = [word.partition("=") for word in words]
+    words = [options.get(word.replace("_", "-"), word) + sign + value for word, sign, value in split]
+    for name, full in short.items() if isinstance(data, dict) else ():
+        table, _, inner = full.partition(".")
+        found = next((key for key in data if key.replace("-", "_") == name), None)
+        if found is not None and not isinstance(data[found], dict):
+            value = data.pop(found)
+            data[table] = {**data[table], inner: value} if isinstance(data.get(table), dict) else {inner: value}
+    return data, words
 
 
 def _unboxed(said: str) -> str:
@@ -148,16 +172,6 @@ def _unboxed(said: str) -> str:
         parts[-1] += "" if is_rule else f" {line}"
     first = next((part for part in parts if part.strip()), "the words are no command")
     return " ".join(first.partition("Got errors:")[0].split()).rstrip(".")[:300]
-
-
-def _take_config(words: list[str]) -> tuple[Path | None, list[str]]:
-    """`--config FILE` gives defaults for the other options, so it must be read before them."""
-    for i, word in enumerate(words):
-        if word == "--config" and i + 1 < len(words):
-            return Path(words[i + 1]), words[:i] + words[i + 2 :]
-        if word.startswith("--config="):
-            return Path(word.partition("=")[2]), words[:i] + words[i + 1 :]
-    return None, words
 
 
 def _overview() -> str:

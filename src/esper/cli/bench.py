@@ -7,8 +7,9 @@ from dataclasses import asdict, dataclass
 from itertools import product
 from typing import TYPE_CHECKING
 
-from esper.cli.episodes import PrecisionName, check_gpu_options
+from esper.cli.options import check_gpu_options
 from esper.config import COUNTS
+from esper.engine.precision import Precision
 
 if TYPE_CHECKING:
     from esper.training.speed import Steps
@@ -26,7 +27,7 @@ class Bench:
     """Where to measure: cpu, cuda:0, or auto."""
     envs: str = "1,4,16"
     """How many networks at a time: numbers with commas between them."""
-    precision: PrecisionName = "fp32"
+    precision: Precision = Precision.FP32
     """How precisely a GPU calculates."""
     compiled: bool = False
     """Compile what CUDA graphs replay with torch.compile: about a minute more to warm up, and faster after it."""
@@ -39,7 +40,6 @@ class Bench:
         import torch
 
         from esper.engine.gc_control import deferred_gc
-        from esper.engine.precision import Precision
         from esper.training.own.grow import pick_device
         from esper.training.speed import UNIT, measure_steps
 
@@ -56,7 +56,7 @@ class Bench:
                     envs,
                     device,
                     graphs=graphs,
-                    precision=Precision(self.precision),
+                    precision=self.precision,
                     compiled=graphs and self.compiled,
                     horizon=self.epochs,
                 )

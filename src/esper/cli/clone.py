@@ -1,53 +1,171 @@
-"""`esper clone`: a policy that does what a recorded controller did."""
+"""`esper clone`: a policy that does what a recorded controller did; and what `esper offline` shares with it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from functools import partial
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import tyro
 
+from esper.cli.options import ConfigOptions, claim_file
+from esper.cli.terminal import Progress, wide_console
+from esper.offline.cloning import CloneConfig
 
-@dataclass(frozen=True)
-class Clone:
-    """Learn to imitate the controllers of a recording; judge the result by agreement and in the environment."""
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+    from esper.cli.compare import Compare
+    from esper.offline.agreement import HeadAgreement
+    from esper.offline.fitting import Learned
+    from esper.offline.recording import Recording
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromRecording(ConfigOptions):
+    """A policy learnt from a recording, judged by agreement with its teachers and in the environment."""
 
     recording: Annotated[Path, tyro.conf.Positional]
     """A folder that esper record wrote."""
-    out: Path = Path("clone.safetensors")
+    out: Path
     """Where the policy goes: a controller for --controller and --controllers, and a start for esper train --init.
     No file may be there."""
-    teacher: str | None = None
-    """Imitate this controller only; the default is all that were recorded, alike."""
-    epochs: int = 25
-    """Passes over the episodes."""
-    balance: float = 0.2
-    """0 counts every step alike, 1 every choice alike however rare, and between is between."""
-    seed: int = 0
-    """Decides the first weights and which problems are held out."""
     compare_episodes: int = 16
     """Held-out problems for the comparison at the end; 0 leaves it out."""
     task: str | None = None
     """Family for that comparison; the default is the recording's own."""
 
-    def run(self) -> int:
+    def _learn(self, how: str, recording: Recording, config: Any, method: Callable[..., Learned]) -> int:
+        """Learn, write the policy, and show how well it agrees with its teachers and does in the environment."""
         import torch
 
         from esper.agent.controller import growth_network_config
-        from esper.cli.imitation import learn_and_judge
-        from esper.offline.cloning import CloneConfig, clone
+
+        torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
+        if self.out.suffix != ".safetensors" or self.out.with_suffix("").is_file():
+            raise ValueError(f"the policy goes to a .safetensors file beside a folder of its name, not to {self.out}")
+        planned = self._planned(recording, config.seed)
+        claim_file(self.out, "--out", new=True)
+        console = wide_console()
+        with Progress(console, "epochs") as progress:
+            learned = method(
+                recording.episodes,
+                growth_network_config(),
+                config,
+                lambda what, done, of, loss: progress.note(done, of, f"{what}, held-out loss {loss:.3f}"),
+            )
+        claim_file(self.out, "--out", new=True)  # another command may have been quicker
+        save(self.out, learned, how, config, recording)
+        show_agreement(console, learned)
+        return self._judge(console, recording, planned)
+
+    def _planned(self, recording: Recording, seed: int) -> Compare | None:
+        """The comparison at the end, found to be possible before anything is learnt; None if there is none."""
+        from esper.cli.compare import Compare, labelled
+        from esper.policy.catalogue import CONTROLLERS
+        from esper.tasks.family import family_of
+        from esper.training.evaluation import draw_numbers
+
+        task, episodes = self.task or recording.task, self.compare_episodes
+        if not episodes or task is None:
+            return None
+        family_of(task).draw(draw_numbers(episodes, seed)[0], held_out=True)
+        rules = ["none", *(name for name in recording.episodes.controllers if name != "none")]
+        known = ",".join(name for name in rules if name in CONTROLLERS or Path(name).exists())
+        labelled(known)
+        return Compare(task=task, controllers=known, episodes=episodes, seed=seed, controls=False, device="cpu")
+
+    def _judge(self, console: Console, recording: Recording, planned: Compare | None) -> int:
+        """The result in the environment, beside its teachers, on held-out problems: agreement alone proves little."""
+        out, code = self.out, 0
+        console.print(f"Written: {out}", soft_wrap=True)
+        if planned is not None:
+            everyone = f"{planned.controllers},{out}"
+            code = replace(planned, controllers=everyone).into(out.with_suffix("") / "comparison")
+        elif recording.task is None:
+            console.print("The recording is of several tasks: compare with esper compare --task TASK --controllers …")
+        console.print(f"Grow with it: esper grow --controller {out}", soft_wrap=True)
+        console.print(f"Train on from it: esper train --init {out}", soft_wrap=True)
+        return code
+
+
+@dataclass(frozen=True, kw_only=True)
+class Clone(FromRecording, CloneConfig):
+    """Learn to imitate the controllers of a recording; judge the result by agreement and in the environment."""
+
+    out: Path = Path("clone.safetensors")
+    teacher: str | None = None
+    """Imitate this controller only; the default is all that were recorded, alike."""
+
+    def run(self) -> int:
+        from esper.offline.cloning import clone
         from esper.offline.episodes import growth_schema
         from esper.offline.recording import read
 
-        torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
-        config = CloneConfig(epochs=self.epochs, balance=self.balance, seed=self.seed)
         recording = read(self.recording, growth_schema())
         if self.teacher is not None:
             recording = replace(recording, episodes=recording.episodes.played_by(self.teacher))
-        teach = partial(clone, recording.episodes, growth_network_config(), config)
-        return learn_and_judge("esper clone", recording, config, teach, self.out, self.task, self.compare_episodes)
+        return self._learn("esper clone", recording, self.config_as(CloneConfig), clone)
+
+
+def save(path: Path, learned: Learned, how: str, config: Any, recording: Recording) -> None:
+    """An ordinary checkpoint that says where it comes from."""
+    from esper.agent.warm_start import save_policy
+    from esper.growth.blueprints import blueprint_names
+
+    data = {
+        "learned_by": how,
+        "config": asdict(config),
+        "episodes": len(recording.episodes),
+        "controllers": list(recording.episodes.controllers),
+        "recorded": list(recording.provenance),
+        "blueprints": list(blueprint_names()),
+    }
+    save_policy(path, learned.network, learned.units.observations, learned.units.values, data)
+
+
+def show_agreement(console: Console, learned: Learned) -> None:
+    """Accuracy per head on problems that were not learnt from, and what was taken for what."""
+    from rich.table import Table
+
+    found = learned.agreement
+    console.print(f"Agreement with the recorded controllers on {found.episodes} held-out episodes")
+    table = Table("head", "steps", "accuracy", "balanced", box=None, pad_edge=False)
+    for name, head in found.heads.items():
+        table.add_row(name, str(head.count), *(_percent(x) for x in (head.accuracy, head.balanced_accuracy)))
+    console.print(table)
+    console.print(
+        f"whole decisions: {_percent(found.decisions)}; steps: where the controller's operation uses the head"
+    )
+    for name, head in found.heads.items():
+        _show_confusion(console, name, head)
+
+
+def _show_confusion(console: Console, name: str, head: HeadAgreement) -> None:
+    from rich.table import Table
+
+    names = _choices(name, len(head.confusion))
+    seen = [i for i, row in enumerate(head.confusion) if sum(row) or any(other[i] for other in head.confusion)]
+    if len(seen) < 2:
+        return
+    table = Table(f"{name}: it did ↓", *(names[i] for i in seen), box=None, pad_edge=False, padding=(0, 2))
+    for i in seen:
+        table.add_row(names[i], *(str(head.confusion[i][j] or "·") for j in seen))
+    console.print(table)
+
+
+def _choices(head: str, count: int) -> list[str]:
+    from esper.actions import BLENDS, Op
+    from esper.growth.blueprints import blueprint_names
+
+    named = {"op": [op.name for op in Op], "blend": list(BLENDS), "blueprint": list(blueprint_names())}
+    return named.get(head, [str(i) for i in range(count)])
+
+
+def _percent(share: float | None) -> str:
+    return "–" if share is None else f"{100 * share:.1f} %"
 
 
 COMMAND = Clone

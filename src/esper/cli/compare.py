@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, clock, pick_workers, styled, wide_console, with_interval
-from esper.cli.places import claim_file, file_name, refuse_if_it_holds, results_folder
+from esper.cli.options import claim_file, file_name, pick_workers, refuse_if_it_holds, results_folder
+from esper.cli.terminal import Progress, clock, styled, wide_console, with_interval
 from esper.files import write_whole
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Compare:
         from esper.training.comparison import compare
         from esper.training.interrupt import interruptible
 
-        with interruptible() as interrupt, Watch(console) as watch:
+        with interruptible() as interrupt, Progress(console) as watch:
             return compare(
                 family if self.data_dir or self.text_file else self.task,
                 controllers,

@@ -53,7 +53,7 @@ def _show(facts: dict[str, object]) -> None:
     from rich.text import Text
 
     from esper.agent.shipped import provenance, shipped_names
-    from esper.cli.episodes import wide_console
+    from esper.cli.terminal import wide_console
 
     console = wide_console()
     console.print(f"esper {facts['version']}, torch {facts['torch']}")

@@ -1,14 +1,28 @@
-"""What options may be, checked in one place before a command begins: numbers in range, text that is text, inputs that
-are files or folders. What only a command can find out, it finds out itself."""
+"""What a command reads and writes, checked before it begins; a command that is refused leaves nothing behind.
+
+Here: numbers in range, text that is text, inputs that are files or folders, outputs that can be written and hold no
+earlier results. What only a command can find out, it finds out itself.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import errno
 import os
-from collections.abc import Iterator
+import shutil
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from esper.config import ABOVE_0, COUNTS, SHARE, WITHIN_0_AND_1, Count, Range, check_count, check_number, special_kind
+from esper.config import ABOVE_0, COUNTS, SHARE, WITHIN_0_AND_1, Count, Range, check_number, special_kind
+
+if TYPE_CHECKING:
+    import torch
+
+_Config = TypeVar("_Config")
 
 MOST_WEIGHT = 1e6
 """Of a term in a loss: far above any use, and its products are finite."""
@@ -17,6 +31,7 @@ POSITIVE = Range(f"{ABOVE_0.words} and at most {MOST_WEIGHT:,.0f}", lambda x: 0 
 
 RANGES: dict[str, Count | Range] = {
     **COUNTS,
+    "batch_episodes": Count(1, 1_000_000),
     "budget_steps": Count(1, 100_000_000),
     "draw": Count(0, 10**15),
     "epochs": Count(1, 1_000_000),
@@ -26,11 +41,12 @@ RANGES: dict[str, Count | Range] = {
     "workers": Count(1, 1_024),
     "balance": SHARE,
     "conservative": WEIGHT,
+    "discount": SHARE,
     "expectile": WITHIN_0_AND_1,
     "floor": SHARE,
+    "learning_rate": POSITIVE,
     "noise": SHARE,
     "rent": WEIGHT,
-    "teacher_kl": WEIGHT,
     "temperature": POSITIVE,
 }
 """By option, whatever the command. A test fails for a number that has no range."""
@@ -44,18 +60,31 @@ READ_IN_FOLDERS = ("config.json", "run.sqlite", "checkpoints/*.safetensors", "ep
 """Of a run or a recording."""
 
 
+class ConfigOptions:
+    """Options of a command that are the fields of a configuration, which its class inherits.
+
+    The configuration's own checks wait until it is made: before, options are checked under their own names, and a
+    --config file and the words may only together be right.
+    """
+
+    def __post_init__(self) -> None:
+        """Not the configuration's."""
+
+    def config_as(self, kind: type[_Config]) -> _Config:
+        return kind(**{field.name: getattr(self, field.name) for field in dataclasses.fields(cast(Any, kind))})
+
+
 def check_options(name: str, command: object) -> None:
     """Refuse, in one line, what the command `name` could not work with."""
-    given = {option: value for option, value in _options(command) if value is not None}
+    fields = dataclasses.fields(cast(Any, command))
+    given = {field.name: value for field in fields if (value := getattr(command, field.name)) is not None}
     for option, value in given.items():
-        spelled = option_name(option)
         if isinstance(value, str | Path):
-            _check_text(spelled, str(value))
+            _check_text(option_name(option), str(value))
         elif isinstance(value, int | float) and not isinstance(value, bool):
-            wanted = RANGES[option]
-            check_count(spelled, value, wanted) if isinstance(wanted, Count) else check_number(spelled, value, wanted)
+            check_number(option_name(option), value, RANGES[option])
     for option, path in _inputs(name, given):
-        _check_input(option, path)
+        check_input(option, path)
     for option in OUTPUTS:
         if isinstance(value := given.get(option), str | Path):
             _check_output(option, Path(value))
@@ -63,13 +92,7 @@ def check_options(name: str, command: object) -> None:
 
 def option_name(field: str) -> str:
     """A field as an option: its name, but for the one that has another on the shell."""
-    return {"run_dir": "--run", "ppo": "[ppo]"}.get(field, f"--{field.replace('_', '-')}")
-
-
-def _options(command: object) -> Iterator[tuple[str, object]]:
-    assert dataclasses.is_dataclass(command)
-    for field in dataclasses.fields(command):
-        yield field.name, getattr(command, field.name)
+    return {"run_dir": "--run"}.get(field, f"--{field.replace('_', '-')}")
 
 
 def _check_text(option: str, text: str) -> None:
@@ -81,7 +104,22 @@ def _check_text(option: str, text: str) -> None:
         raise ValueError(f"{option} is not UTF-8 text: {text!a}") from error
 
 
-# -- inputs and outputs -----------------------------------------------------------------------------------------------
+def pick_workers(wanted: int | None, device: str) -> int:
+    return wanted or ((os.cpu_count() or 1) if device == "cpu" else 1)
+
+
+def check_gpu_options(precision: str, compiled: bool, device: torch.device, *, resumed: bool = False) -> None:
+    """Any other device would calculate in single precision all the same, and nobody would know."""
+    if device.type == "cuda":
+        return
+    remedy = "name a GPU, because a resumed run keeps its configuration" if resumed else "leave it out, or name a GPU"
+    if compiled:
+        raise ValueError(f"--compiled is for CUDA graphs, and {device} has none: {remedy}")
+    if precision != "fp32":
+        raise ValueError(f"--precision {precision} is for GPUs, and {device} is none: {remedy}")
+
+
+# -- inputs -----------------------------------------------------------------------------------------------------------
 
 
 def _inputs(name: str, given: dict[str, object]) -> Iterator[tuple[str, Path]]:
@@ -96,7 +134,7 @@ def _inputs(name: str, given: dict[str, object]) -> Iterator[tuple[str, Path]]:
         yield "out", Path(str(given["out"]))
 
 
-def _check_input(option: str, path: Path) -> None:
+def check_input(option: str, path: Path) -> None:
     kind = special_kind(path)
     if kind is not None:
         raise ValueError(f"{option_name(option)} cannot be read: {path} is {kind}")
@@ -110,6 +148,9 @@ def _check_input(option: str, path: Path) -> None:
                 raise ValueError(f"{option_name(option)} cannot be read: {file} is {kind}")
 
 
+# -- outputs ----------------------------------------------------------------------------------------------------------
+
+
 def _check_output(option: str, path: Path) -> None:
     """Only JSON is written into what is there already: a pipe, or the terminal."""
     kind = special_kind(path)
@@ -121,3 +162,113 @@ def _check_output(option: str, path: Path) -> None:
         os.close(os.open(path, os.O_WRONLY | os.O_NONBLOCK))  # without O_NONBLOCK it would wait for a reader
     except OSError as error:
         raise ValueError(f"{option_name(option)} cannot be written: {path} is {kind} that nobody reads") from error
+
+
+def file_name(task: str) -> str:
+    """Of what is kept about a task: `mixed/vector` is one name, not a folder in a folder."""
+    return task.replace("/", "-")
+
+
+@contextmanager
+def results_folder(chosen: Path | None, usual: Path) -> Iterator[Path]:
+    """The folder that somebody chose, or a new one like the usual, which goes again if there is nothing to keep."""
+    if chosen is not None:
+        claim(chosen)
+        yield chosen
+        return
+    out = new_folder(usual.parent, usual.name)
+    try:
+        yield out
+    finally:
+        with suppress(OSError):  # only an empty folder can be removed
+            out.rmdir()
+
+
+def refuse_if_it_holds(folder: Path | None, files: Sequence[str], what: str) -> None:
+    """What was written there before would be lost."""
+    if folder is not None and any((folder / name).exists() for name in files):
+        raise ValueError(f"{folder} holds {what} already: choose another folder with --out")
+
+
+def new_folder(parent: Path, name: str) -> Path:
+    """The first of NAME, NAME-2, … that does not exist, made at once: another command may be looking for one, too."""
+    with _writing(f"to {parent}", "folder with --out"):
+        parent.mkdir(parents=True, exist_ok=True)
+        for i in count(1):
+            out = parent / (f"{name}-{i}" if i > 1 else name)
+            with suppress(FileExistsError):
+                out.mkdir()
+                break
+    return out
+
+
+def claim(out: Path) -> None:
+    """Find out whether results can be kept in this folder."""
+    with _writing(f"to {out}", "folder with --out"):
+        out.mkdir(parents=True, exist_ok=True)
+        _try_folder(out)
+
+
+def claim_file(path: Path, option: str, *, new: bool = False) -> None:
+    """Find out whether the file can be written; where it must be `new`, nothing may be there."""
+    if new and (path.is_file() or path.is_symlink()):
+        raise ValueError(f"{path} exists already: choose another file with {option}")
+    with _writing(str(path), f"file with {option}"):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        if not path.exists():
+            _try_folder(path.parent)
+        elif not os.access(path, os.W_OK):  # not opened: a pipe would wait for its reader
+            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+
+
+@contextmanager
+def _writing(where: str, other: str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise OSError(f"cannot write {where} ({error.strerror}): choose another {other}") from error
+
+
+def _try_folder(folder: Path) -> None:
+    """By a file without a name, where the system has such, else with one that nothing had: no link can be laid."""
+    tempfile.TemporaryFile(dir=folder).close()
+
+
+# -- after a refusal ---------------------------------------------------------------------------------------------------
+
+USUAL = (Path("grown"), Path("compared"), Path("runs"))
+"""Where results go if nobody said."""
+RUN_FILES = ("config.json", "run.sqlite", "run.sqlite-wal", "run.sqlite-shm", "checkpoints/start.safetensors", ".lock")
+"""What a run's folder has before its first update."""
+
+
+@contextmanager
+def no_empty_folders(command: object) -> Iterator[None]:
+    """If the command fails, the folders that it made and that hold nothing are removed."""
+    named = [getattr(command, name, None) for name in OUTPUTS]
+    paths = [Path(value) for value in named if isinstance(value, str | Path)]
+    with no_empty_folder(*paths, *(path.with_suffix("") for path in paths if path.name), *USUAL):
+        yield
+
+
+@contextmanager
+def no_empty_folder(*paths: Path) -> Iterator[None]:
+    """The same for these folders, and those that they are in."""
+    missing = [folder for path in paths for folder in (path, *path.parents) if not os.path.exists(folder)]
+    try:
+        yield
+    except BaseException:
+        for folder in sorted(missing, key=lambda folder: -len(folder.parts)):
+            with suppress(OSError, ValueError):  # it is no folder, or not empty, or was not made
+                folder.rmdir()
+        raise
+
+
+def discard_run(folder: Path, *, had_tensorboard: bool) -> None:
+    """What a new run wrote before its first step."""
+    for name in RUN_FILES:
+        (folder / name).unlink(missing_ok=True)
+    if not had_tensorboard:
+        shutil.rmtree(folder / "tensorboard", ignore_errors=True)

@@ -121,7 +121,7 @@ def _print_table(columns: list[str], rows: Iterable[Row]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    from esper.cli.episodes import wide_console
+    from esper.cli.terminal import wide_console
 
     table = Table(box=None, pad_edge=False)
     every = list(rows)

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, pick_workers, wide_console
-from esper.cli.places import claim
+from esper.cli.options import claim, pick_workers
+from esper.cli.terminal import Progress, wide_console
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -60,7 +60,7 @@ class Record:
         jobs = list(plays(self.task, made, range(first, first + self.episodes), self.noise))
         console = wide_console(stderr=False)
         workers = min(pick_workers(self.workers, "cpu"), len(jobs))
-        with interruptible() as interrupt, Watch(console) as watch:
+        with interruptible() as interrupt, Progress(console) as watch:
             total, done = self.episodes * len(made), 0
             for part in _files(_played(jobs, workers, lambda: interrupt.requested)):
                 self._append(part)
@@ -83,7 +83,7 @@ class Record:
             "task": self.task,
             "noise": self.noise,
             "reward_mode": RewardConfig().mode,
-            "gamma": RewardConfig().discount,
+            "discount": RewardConfig().discount,
             "esper": version("esper"),
             "torch": str(torch.__version__),
         }

@@ -4,93 +4,83 @@ from __future__ import annotations
 
 import shlex
 import time
-from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import tyro
 
-from esper.cli.episodes import PrecisionName, check_gpu_options, clock, pick_workers, wide_console
-from esper.cli.leftovers import NewRun, discarded_unless_begun, no_empty_folder
-from esper.cli.options import option_name
-from esper.cli.places import claim, file_name
-from esper.cli.train_watch import TrainWatch
+from esper.cli.options import (
+    ConfigOptions,
+    check_gpu_options,
+    check_input,
+    claim,
+    discard_run,
+    file_name,
+    no_empty_folder,
+    option_name,
+    pick_workers,
+)
+from esper.cli.terminal import clock, wide_console
+from esper.training.train_config import PRESETS, TrainConfig
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
-
     import torch
     from rich.console import Console
+    from rich.table import Table
 
     from esper.telemetry.recorder import Recorder
+    from esper.telemetry.store import RunStore
     from esper.training.loop import Trainer, UpdateReport
     from esper.training.run_folder import RunFolder
-    from esper.training.train_config import TrainConfig
 
-COUNTED = ("envs", "updates", "seed", "evaluate_every", "compare_episodes")
-CHANGED = (*COUNTED, "task", "init", "floor", "data_dir", "text_file", "wandb")
-"""Options that replace the preset's setting of the same name."""
 CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "tensorboard", "wandb"}
 """A run may go on longer, its files may have moved, and others may watch; anything else would make it another run."""
 
 
-@dataclass(frozen=True)
-class Train:
+@dataclass(frozen=True, kw_only=True)
+class Train(ConfigOptions, TrainConfig):
     """Train a controller on a family of growth problems; everything about the run is kept in its folder."""
 
-    preset: Literal["demo", "mixed", "mnist1d", "cifar10", "text"] | None = None
-    """A complete configuration, mixed if not given; the options below change parts of it."""
-    task: str | None = None
-    """Family of problems: mixed, mixed/vector, natural, …, or one task."""
-    envs: int | None = None
-    """Networks that grow side by side."""
-    updates: int | None = None
-    """Rollouts and PPO updates in all."""
-    seed: int | None = None
-    """Decides the agent's start, its choices, and which problems it sees."""
-    init: str | None = None
-    """Start from a policy: small-conv, small-dense, a checkpoint (of esper clone, of esper offline), a run."""
-    teacher_kl: float | None = None
-    """With --init: weight of the distance to that policy in the loss; it falls to zero over 20 updates."""
-    floor: float | None = None
-    """Least probability of a legal choice in every head, 0 if not given: for runs that stop trying something."""
-    reward: Literal["shaped", "simplified", "sparse", "minimal"] | None = None
-    """How much the reward says before the end of an episode."""
-    evaluate_every: int | None = None
-    """Updates between evaluations on held-out problems, whose best policy is kept; 0 is never."""
+    preset: Literal["demo", "mixed", "mnist1d", "cifar10", "text"] = "mixed"
+    """A complete configuration, which the other options change; with --preset NAME --help, its values are shown."""
     run_dir: Annotated[Path | None, tyro.conf.arg(name="run")] = None
     """Folder of the run; the default is runs/TASK-SEED."""
     resume: Path | None = None
     """Continue the run in this folder, exactly where it stopped."""
-    data_dir: Path | None = None
-    """Where the data files are, for tasks that read some."""
-    text_file: Path | None = None
-    """The text to learn, for the task `text`."""
     device: str = "auto"
     """cpu, cuda, …; auto is a GPU if there is one."""
     workers: int | None = None
     """Processes that share the environments; the default is one per CPU core. On a GPU one plays all of them. The
     results do not change."""
-    precision: PrecisionName | None = None
-    """How precisely a GPU trains the growing networks; the default is fp32."""
-    compiled: bool = False
-    """Compile the growing networks with torch.compile, for a GPU: worth it in long runs whose hosts are alike."""
     profile: Path | None = None
     """Write torch profiler traces of the first updates to this folder."""
-    tensorboard: bool = False
-    """Also write TensorBoard files into the run's folder."""
-    wandb: str | None = None
-    """Also send metrics to this project of Weights & Biases."""
-    compare_episodes: int | None = None
-    """Held-out problems for the comparison at the end, 16 if not given; 0 leaves it out."""
-    ppo: Annotated[dict[str, Any] | None, tyro.conf.Suppress] = None
-    """A table `[ppo]` of the --config file: settings of the agent (`PPOConfig`) in place of the preset's."""
+
+    SHORT: ClassVar[dict[str, str]] = {"reward": "reward.mode", "teacher_kl": "ppo.teacher_kl"}
+    """Options that have a short name, too."""
+
+    @classmethod
+    def base(cls, preset: str | None, resume: str | None) -> Train:
+        """What the options change: a preset, or the configuration of the run that is resumed."""
+        if resume is None:
+            config = PRESETS.get(preset or "mixed", TrainConfig())  # an unknown preset is refused with the options
+        elif preset is not None:
+            raise ValueError("a resumed run keeps its configuration: leave out --preset")
+        else:
+            from esper.training.run_folder import RunFolder
+
+            check_input("resume", Path(resume))
+            config = RunFolder.open(Path(resume))[1]
+        return cls(**{field.name: getattr(config, field.name) for field in fields(config)})
 
     def run(self) -> int:
         import torch
 
         from esper.engine.gc_control import deferred_gc
+        from esper.telemetry.recorder import FanOut, StoreRecorder
+        from esper.telemetry.store import STORE_NAME, RunStore
         from esper.training.loop import Trainer
         from esper.training.own.grow import pick_device
 
@@ -99,11 +89,12 @@ class Train:
         device = pick_device(self.device)
         workers = pick_workers(self.workers, device.type)
         started = time.perf_counter()
-        with self._begin(device) as (folder, config, run), deferred_gc(device):
-            recorder = self._recorder(folder, config)
+        with self._begin(device) as (folder, config, undo), deferred_gc(device):
+            store = RunStore(folder.path / STORE_NAME)
+            recorder = FanOut(StoreRecorder(store), *_sinks(folder.path, config))
             trainer = Trainer(config, folder, recorder, workers=min(workers, config.envs), device=str(device))
             try:
-                finished = self._train(console, folder, trainer, run)
+                finished = self._train(console, trainer, store, undo)
             finally:
                 trainer.close()
         if not finished:
@@ -112,7 +103,7 @@ class Train:
             return 130
         return self._judge(console, folder, config, workers, clock(time.perf_counter() - started))
 
-    def _train(self, console: Console, folder: RunFolder, trainer: Trainer, run: NewRun) -> bool:
+    def _train(self, console: Console, trainer: Trainer, store: RunStore, undo: ExitStack) -> bool:
         """Whether it went on to the last update."""
         from esper.telemetry.profiler import profiling
         from esper.training.interrupt import interruptible
@@ -120,25 +111,26 @@ class Train:
         trainer.resume()
         if trainer.update > trainer.config.updates:
             raise ValueError(f"--updates {self.updates} is too few: the run has made {trainer.update} already")
-        if self.resume is not None:
-            folder.keep_config(trainer.config)  # the next resume goes on with what this one was told
-        _begin_session(trainer)
+        if self.resume is not None and trainer.folder is not None:
+            trainer.folder.keep_config(trainer.config)  # the next resume goes on with these settings
+        store.rewind(trainer.update)  # what a killed run recorded after its last checkpoint will be done again
+        store.describe({"config": trainer.config.to_json()})
+        store.begin_session(trainer.update)
         with interruptible() as interrupt, TrainWatch(console, trainer) as show, profiling(self.profile) as profile:
 
             def on_update(report: UpdateReport) -> None:
                 show(report)
                 profile.step()
 
-            run.begun = True
+            undo.pop_all()  # from the first step on, what the run wrote is kept
             return trainer.run(on_update, stop=lambda: interrupt.requested)
 
     # -- what to do, and where -----------------------------------------------------------------------------------------
 
     @contextmanager
-    def _begin(self, device: torch.device) -> Iterator[tuple[RunFolder, TrainConfig, NewRun]]:
-        """The run's folder, locked, and its configuration, which is read and written under the lock.
-
-        What cannot be used is found out before there is a folder.
+    def _begin(self, device: torch.device) -> Iterator[tuple[RunFolder, TrainConfig, ExitStack]]:
+        """The run's folder, locked; its configuration, which is read and written under the lock; and what removes a new
+        run again, unless it is popped. What cannot be used is found out before there is a folder.
         """
         from esper.agent.controller import LearnedController
         from esper.training.run_folder import RunFolder
@@ -148,7 +140,7 @@ class Train:
             with folder.lock():
                 config = self._resumed(RunFolder.open(self.resume)[1])
                 self._check(config, device)
-                yield folder, config, NewRun()
+                yield folder, config, ExitStack()
             return
         config = self._config()
         self._check(config, device)
@@ -158,9 +150,10 @@ class Train:
         with (
             no_empty_folder(path / "checkpoints"),
             RunFolder.begin(path, config) as folder,
-            discarded_unless_begun(path, new=True) as run,
+            ExitStack() as undo,  # under the run's lock: the files of another process must not be taken for one's own
         ):
-            yield folder, config, run
+            undo.callback(discard_run, path, had_tensorboard=(path / "tensorboard").exists())
+            yield folder, config, undo
 
     def _check(self, config: TrainConfig, device: torch.device) -> None:
         """Refuse what this machine cannot run, and places where nothing can be written."""
@@ -170,62 +163,31 @@ class Train:
         if self.profile is not None:
             claim(self.profile)
 
-    def _changes(self) -> dict[str, Any]:
-        from esper.engine.precision import Precision
+    def _config(self) -> TrainConfig:
         from esper.training.catalogue import policy_file
 
-        given = {name: getattr(self, name) for name in CHANGED if getattr(self, name) is not None}
-        given |= {name: True for name in ("compiled", "tensorboard") if getattr(self, name)}
-        if self.precision is not None:
-            given["precision"] = Precision(self.precision)
-        if self.init is not None:
-            given["init"] = policy_file(self.init)
-        return {name: str(value.absolute()) if isinstance(value, Path) else value for name, value in given.items()}
+        if self.ppo.teacher_kl and self.init is None:
+            raise ValueError("--teacher-kl needs a teacher: name its checkpoint with --init")
+        config = self.config_as(TrainConfig)
+        init = None if self.init is None else str(policy_file(self.init))
+        return replace(config, init=init, **self._files())
 
-    def _config(self) -> TrainConfig:
-        from esper.agent.config import PPOConfig
-        from esper.config import checked
-        from esper.training.train_config import PRESETS
+    def _files(self) -> dict[str, Any]:
+        """Absolute: a run is resumed from anywhere."""
+        given = {"data_dir": self.data_dir, "text_file": self.text_file}
+        return {name: str(Path(path).absolute()) for name, path in given.items() if path is not None}
 
-        preset = PRESETS[self.preset or "mixed"]
-        ppo = replace(preset.ppo, **checked(self.ppo or {}, PPOConfig, "ppo"))
-        if self.teacher_kl is not None:
-            if self.init is None:
-                raise ValueError("--teacher-kl needs a teacher: name its checkpoint with --init")
-            ppo = replace(ppo, teacher_kl=self.teacher_kl)
-        reward = replace(preset.reward, discount=ppo.discount)  # shaping is neutral for the agent's own discount only
-        if self.reward is not None:
-            reward = replace(reward, mode=self.reward)
-        return replace(preset, reward=reward, ppo=ppo, **self._changes())
-
-    def _resumed(self, config: TrainConfig) -> TrainConfig:
-        changes = self._changes()
-        others = {name: getattr(self, name) for name in ("preset", "reward", "ppo", "teacher_kl", "run_dir")}
-        refused = set(changes) - CHANGED_ON_RESUME | {name for name, value in others.items() if value is not None}
+    def _resumed(self, kept: TrainConfig) -> TrainConfig:
+        """The run's own configuration with the changes that it allows."""
+        changed = {name: value for name, value in _flat(self) if value != dict(_flat(kept))[name]}
+        refused = [*(changed.keys() - CHANGED_ON_RESUME), *(["run_dir"] if self.run_dir is not None else [])]
         if refused:
             raise ValueError(
                 "a resumed run keeps its configuration; only --updates (to go on longer), --data-dir and --text-file "
                 "(if files have moved), --compare-episodes, --tensorboard and --wandb may be given, not "
                 + ", ".join(sorted(map(option_name, refused)))
             )
-        return replace(config, **changes)
-
-    # -- the record ----------------------------------------------------------------------------------------------------
-
-    def _recorder(self, folder: RunFolder, config: TrainConfig) -> Recorder:
-        from esper.telemetry.recorder import FanOut, StoreRecorder
-        from esper.telemetry.store import STORE_NAME, RunStore
-
-        sinks: list[Recorder] = []
-        if config.tensorboard:
-            from esper.telemetry.tensorboard import TensorBoardSink
-
-            sinks.append(TensorBoardSink(folder.path / "tensorboard"))
-        if config.wandb is not None:
-            from esper.telemetry.wandb import WandbSink
-
-            sinks.append(WandbSink(config.wandb, name=folder.path.name, folder=folder.path, settings=config.to_json()))
-        return FanOut(StoreRecorder(RunStore(folder.path / STORE_NAME)), *sinks)
+        return replace(kept, **{**changed, **self._files()})
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
@@ -261,6 +223,16 @@ class Train:
         return code
 
 
+def _flat(config: TrainConfig) -> Iterator[tuple[str, Any]]:
+    """Settings by name, those of a table as TABLE.NAME."""
+    for field in fields(TrainConfig):
+        value = getattr(config, field.name)
+        if field.name in ("ppo", "reward"):
+            yield from ((f"{field.name}.{inner.name}", getattr(value, inner.name)) for inner in fields(value))
+        else:
+            yield field.name, value
+
+
 def _check_sinks(config: TrainConfig) -> None:
     from esper.telemetry import optional
 
@@ -270,16 +242,98 @@ def _check_sinks(config: TrainConfig) -> None:
         optional.wandb()
 
 
-def _begin_session(trainer: Trainer) -> None:
-    """Forget what a killed run recorded after its last checkpoint: it will be done again."""
-    from esper.telemetry.recorder import FanOut, StoreRecorder
+def _sinks(folder: Path, config: TrainConfig) -> Iterator[Recorder]:
+    if config.tensorboard:
+        from esper.telemetry.tensorboard import TensorBoardSink
 
-    assert isinstance(trainer.recorder, FanOut)
-    assert isinstance(trainer.recorder.main, StoreRecorder)
-    store = trainer.recorder.main.store
-    store.rewind(trainer.update)
-    store.describe({"config": trainer.config.to_json()})
-    store.begin_session(trainer.update)
+        yield TensorBoardSink(folder / "tensorboard")
+    if config.wandb is not None:
+        from esper.telemetry.wandb import WandbSink
+
+        yield WandbSink(config.wandb, name=folder.name, folder=folder, settings=config.to_json())
+
+
+# -- what a person sees of a run while it goes on ----------------------------------------------------------------------
+
+HELD_OUT = "held-out score"
+HEADINGS = {
+    "explained": "critic\nexplains",
+    "grown/kept/pruned": "grown/kept\n/pruned",
+    HELD_OUT: "held-out\nscore",
+}
+"""In two lines, so that a terminal of 80 columns has room for all."""
+
+
+class TrainWatch:
+    """A live table of the last updates for a person; a line per update in a file."""
+
+    ROWS = 8
+
+    def __init__(self, console: Console, trainer: Trainer) -> None:
+        self.console, self.trainer = console, trainer
+        self.started, self.first = time.perf_counter(), trainer.update
+        self.reports: list[UpdateReport] = []
+
+    def __enter__(self) -> TrainWatch:
+        from rich.live import Live
+
+        begun = f"update {self.first + 1} of {self.trainer.config.updates} …"
+        self.live = Live(begun, console=self.console, transient=True) if self.console.is_terminal else None
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live:
+            self.live.stop()
+        if self.console.is_terminal and self.reports:
+            self.console.print(self._table())
+
+    def __call__(self, report: UpdateReport) -> None:
+        self.reports.append(report)
+        for message in report.anomalies:
+            self.console.print(f"update {report.update}: {message}", style="yellow", soft_wrap=True)
+        if self.live:
+            self.live.update(self._table())
+        else:
+            cells = ", ".join(f"{name} {value}" for name, value in _cells(report).items())
+            self.console.print(f"{cells}, {self._left()} left", soft_wrap=True)
+
+    def _left(self) -> str:
+        done = self.reports[-1].update - self.first
+        remaining = self.trainer.config.updates - self.reports[-1].update
+        return clock((time.perf_counter() - self.started) / done * remaining)
+
+    def _table(self) -> Table:
+        from rich.table import Table
+
+        done, total = self.reports[-1].update, self.trainer.config.updates
+        rows = [_cells(report) for report in self.reports[-self.ROWS :]]
+        judged = any(report.evaluation is not None for report in self.reports)
+        table = Table(title=f"update {done} of {total}, {self._left()} left", box=None, padding=(0, 1, 0, 0))
+        for name in rows[0]:
+            if name != HELD_OUT or judged:
+                table.add_column(HEADINGS.get(name, name), justify="right", vertical="bottom", no_wrap=True)
+        for row in rows:
+            table.add_row(*list(row.values())[: len(table.columns)])
+        return table
+
+
+def _cells(report: UpdateReport) -> dict[str, str]:
+    m = report.metrics
+    seeds = "/".join(f"{m[f'episode/{fate}']:.0f}" for fate in ("germinated", "fossilized", "pruned"))
+    return {
+        "update": str(report.update),
+        "return": f"{m['episode/return']:.1f}",
+        "score": f"{m['episode/score']:.1f}",
+        "accuracy": f"{m['episode/accuracy']:.1f}",
+        "size": f"×{m['episode/growth']:.2f}",
+        "entropy": f"{m['entropy']:.2f}",
+        "KL": f"{m['kl']:.4f}",
+        "explained": f"{m['explained_variance']:.2f}",
+        "grown/kept/pruned": seeds,
+        HELD_OUT: "–" if report.evaluation is None else f"{report.evaluation:.1f}{' *' * report.best}",
+    }
 
 
 COMMAND = Train

@@ -7,8 +7,8 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.episodes import Watch, pick_workers, styled, wide_console, with_interval
-from esper.cli.places import claim_file
+from esper.cli.options import claim_file, pick_workers
+from esper.cli.terminal import Progress, styled, wide_console, with_interval
 from esper.files import write_whole
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class TuneHeuristic:
         device = pick_device(self.device)
         workers = pick_workers(self.workers, device.type)
         console = wide_console(stderr=self.json)
-        with interruptible() as interrupt, Watch(console) as watch:
+        with interruptible() as interrupt, Progress(console) as watch:
             tuned = tune(
                 self.task,
                 self.budget_steps,
@@ -80,7 +80,7 @@ class TuneHeuristic:
         from esper.training.comparison import compare, summarise
         from esper.training.evaluation import draw_numbers
 
-        with Watch(console) as watch:
+        with Progress(console) as watch:
             found = compare(
                 self.task,
                 {"heuristic": "heuristic", "tuned": str(self.out)},

@@ -15,6 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.errors import first_line
+
 try:
     from esper.engine.small_conv import MOST_CHANNELS, by_pixel, small_conv2d
 except ImportError:  # no GPU here, or one that has to do without these kernels
@@ -93,7 +95,7 @@ def _fault(device: torch.device) -> str:
     except torch.cuda.OutOfMemoryError:
         raise  # of no kernel's making
     except Exception as error:  # no C compiler, a driver or a GPU that Triton cannot use: each has a kind of its own
-        return f"Triton's kernels do not work on {device} ({type(error).__name__}: {str(error).partition(chr(10))[0]})"
+        return f"Triton's kernels do not work on {device} ({type(error).__name__}: {first_line(error)})"
     return ""
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch._dynamo.exc import TorchDynamoException
 
+from esper.errors import first_line
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.tasks.hosts import ConvHost
@@ -32,7 +33,7 @@ def compiler_works(device: torch.device) -> bool:
     try:
         _compiled(_doubled)(torch.ones(8, device=device))
     except TorchDynamoException as error:
-        reason = str(error).partition("\n")[0]
+        reason = first_line(error)
         log.warning("torch.compile does not work on %s, so nothing is compiled: %s", device, reason)
         return False
     return True
@@ -63,7 +64,7 @@ class Region:
         try:
             return self._call(*args, **kwargs)
         except TorchDynamoException as error:
-            self.failure = str(error).partition("\n")[0]
+            self.failure = first_line(error)
             log.warning("torch.compile failed on %s, which runs uncompiled: %s", self._name, self.failure)
             self._call = self._plain
             return self._plain(*args, **kwargs)

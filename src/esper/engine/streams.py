@@ -8,6 +8,8 @@ from contextlib import contextmanager, suppress
 
 import torch
 
+from esper.errors import first_line
+
 
 class CaptureError(RuntimeError):
     """The work cannot be made a CUDA graph: it waits for the device, or does what a graph cannot repeat."""
@@ -73,7 +75,7 @@ class GraphStream:
         except RuntimeError as error:
             if isinstance(error, torch.cuda.OutOfMemoryError):
                 raise
-            raise CaptureError(str(error).partition("\n")[0]) from error
+            raise CaptureError(first_line(error)) from error
         finally:
             if collecting:
                 gc.enable()

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 from esper.actions import BLENDS, WAIT, Action, Op
 from esper.env.growth_env import EnvStep, GrowthEnv, StepInfo
 from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SLOT_FIELDS
-from esper.env.reward.config import Mode, RewardConfig
+from esper.env.reward.config import DISCOUNT, Mode, RewardConfig
 from esper.env.spaces import ActionMasks, Observation
 from esper.growth.blueprints import blueprint_names
 from esper.tasks.family import get_family
@@ -38,8 +38,6 @@ try:
 except ImportError as error:
     raise ImportError("esper.env.gym needs gymnasium: pip install 'esper[gym]'") from error
 
-DISCOUNT = RewardConfig().discount
-"""γ of the shaping, unless another is given."""
 Vector = NDArray[np.float32]
 Mask = NDArray[np.bool_]
 

@@ -31,6 +31,8 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
+from esper.errors import first_line
+
 ARCHITECTURE = "architecture.json"
 FILES = ("model.safetensors", "model.pt2", "model.py", "history.json")
 """All others that a folder may have."""
@@ -137,12 +139,6 @@ def open_file(path: Path) -> io.BufferedReader:
         os.close(descriptor)
         raise LoadError(f"{path} is not a file")
     return file
-
-
-def first_line(error: Exception) -> str:
-    """What an error says, fit to be printed: a damaged file may put anything into it."""
-    line = str(error).strip().partition("\n")[0][:200] or type(error).__name__
-    return line if line.isprintable() else ascii(line)
 
 
 # -- sizes ------------------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves_with_path
 
+from esper.errors import first_line
 from esper.growth.blueprints import get_blueprint
 from esper.growth.graft import Grafted, graft
 from esper.growth.model import GrowingModel, is_growth_hook
@@ -62,7 +63,7 @@ def copied(model: nn.Module, kept: Sequence[Any] = ()) -> nn.Module:
     try:
         return copy.deepcopy(model, memo)
     except Exception as error:
-        detail = str(error).strip().partition("\n")[0][:200]
+        detail = first_line(error)
         raise ExportError(
             f"this {type(model).__name__} cannot be copied by copy.deepcopy ({detail}): remove the attribute that "
             "cannot, or give it a __deepcopy__"

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.errors import first_line
 from esper.growth.graft import argument_names
 from esper.growth.slot import preserved_buffers, preserved_rng
 
@@ -102,7 +103,7 @@ def try_batch(model: nn.Module, inputs: Any) -> Any:
             return call(model, inputs)
     except Exception as error:
         args, kwargs = arguments(inputs)
-        detail = str(error).strip().partition("\n")[0] or type(error).__name__
+        detail = first_line(error)
         given = ", ".join(
             f"{v.dtype} {list(v.shape)}" if isinstance(v, Tensor) else type(v).__name__
             for v in (*args, *kwargs.values())

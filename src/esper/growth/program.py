@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
-from esper.growth.folder import first_line
+from esper.errors import first_line
 from esper.growth.probe import arguments, input_tensors, with_batch
 
 

@@ -20,12 +20,12 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from esper.actions import BLENDS
+from esper.errors import first_line
 from esper.growth.blueprints import LAYOUTS, VISIBILITIES, SlotShape, blueprint_names, enclosed, get_blueprint
 from esper.growth.folder import (
     LoadError,
     Sizes,
     TooLargeError,
-    first_line,
     open_file,
     read_architecture,
     without_memory,
@@ -232,4 +232,4 @@ def _load_program(folder: Path, architecture: dict[str, Any], *, trusted: bool) 
             f"{path} does not exist, and Esper cannot rebuild a {name}: pass host= with a fresh one"
         ) from None
     except (ProgramError, OSError) as error:
-        raise LoadError(str(error).partition("\n")[0]) from error
+        raise LoadError(str(error)) from error

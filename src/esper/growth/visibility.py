@@ -23,6 +23,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence
 
+from esper.errors import first_line
 from esper.growth.blueprints import VISIBILITIES, SlotShape, Visibility
 from esper.growth.flow import END, Flow, Mixer, Passes
 from esper.growth.graft import CACHES, MASKS, argument_names
@@ -138,7 +139,7 @@ def _tried(model: nn.Module, example: Any, shapes: Mapping[str, SlotShape]) -> d
         passes = Passes(model, with_batch(example, 2))
         for number, flow in enumerate(passes.flows()):
             if isinstance(flow, Exception):
-                problem = str(flow).strip().partition("\n")[0][:200]
+                problem = first_line(flow)
                 continue
             tried += 1
             if _is_causal(flow):

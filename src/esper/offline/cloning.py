@@ -12,10 +12,12 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from esper.config import SHARE, check_number
+from esper.env.reward import DISCOUNT
 from esper.offline.agreement import agreement, choices_given
 from esper.offline.episodes import Episodes
 from esper.offline.fitting import Learned, OnEpoch, Pace, imitate, mean_where, new_network, silent
-from esper.offline.rows import DISCOUNT, Rows, prepare, split, units_of
+from esper.offline.rows import Rows, prepare, split, units_of
 from esper.policy.distribution import OP
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 
@@ -26,25 +28,26 @@ class CloneConfig:
 
     epochs: int = 25
     """Passes over the episodes; the step size falls to zero over them."""
-    episodes: int = 16
+    batch_episodes: int = 16
     """Episodes per minibatch."""
     learning_rate: float = 2e-3
+    """Adam's step size."""
     balance: float = 0.2
     """0 counts every step alike, 1 every choice of a head alike however rare, and between is between."""
     discount: float = DISCOUNT
     """γ of the returns that the critic learns."""
     seed: int = 0
+    """Decides the first weights and which problems are held out."""
 
     def __post_init__(self) -> None:
-        if not 0.0 <= self.balance <= 1.0:
-            raise ValueError(f"balance lies between 0 and 1, not {self.balance}")
+        check_number("balance", self.balance, SHARE)
 
 
 def clone(
     episodes: Episodes, network_config: NetworkConfig, config: CloneConfig, on_epoch: OnEpoch = silent
 ) -> Learned:
     """Imitate the controllers of these episodes: what they decided, not what exploration noise did instead."""
-    pace = Pace(config.epochs, config.episodes, config.learning_rate, config.seed)
+    pace = Pace(config.epochs, config.batch_episodes, config.learning_rate, config.seed)
     parts = split(episodes, config.seed)
     network = new_network(network_config, config.seed)
     units = units_of(parts[0], network, config.discount)

@@ -15,11 +15,13 @@ the policy was done (score 4.88 of 5 after 10 epochs, 4.49 after 30).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from math import inf, log
+from math import log
 
 import torch
 from torch import Tensor, nn
 
+from esper.config import ABOVE_0, AT_LEAST_0, WITHIN_0_AND_1, check_ranges
+from esper.env.reward import DISCOUNT
 from esper.offline.agreement import agreement
 from esper.offline.critic import FactoredCritic, Twin
 from esper.offline.episodes import Episodes
@@ -34,11 +36,13 @@ from esper.offline.fitting import (
     new_network,
     silent,
 )
-from esper.offline.rows import DISCOUNT, Rows, Units, prepare, split, units_of
+from esper.offline.rows import Rows, Units, prepare, split, units_of
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 
 LARGEST_WEIGHT = 20.0
 """An advantage beyond it counts no more: one lucky step must not be all that a minibatch teaches."""
+TARGET_RATE = 0.05
+"""Share of the way that the slow critics follow at every step."""
 LEAST_SPREAD = 1e-3
 """In return-stds: below it advantages are noise, and are not blown up."""
 
@@ -49,28 +53,23 @@ class IQLConfig:
 
     epochs: int = 25
     """Passes over the episodes, for the critics and again for the policy; the step size falls to zero over them."""
-    episodes: int = 32
+    batch_episodes: int = 32
     """Episodes per minibatch."""
     learning_rate: float = 2e-3
+    """Adam's step size."""
     expectile: float = 0.7
     """0.5 values what the data do on average, towards 1 what their best actions reach."""
     temperature: float = 0.5
     """In standard deviations of the advantage: small copies only the best actions, large copies all (cloning)."""
     conservative: float = 0.0
     """Weight of the term that keeps the values of actions nobody took low; 0 is plain IQL."""
-    target_rate: float = 0.05
-    """Share of the way that the slow critics follow at every step."""
     discount: float = DISCOUNT
+    """γ of the returns that the critics learn."""
     seed: int = 0
+    """Decides the first weights and which problems are held out."""
 
     def __post_init__(self) -> None:
-        if not 0.0 < self.expectile < 1.0:
-            raise ValueError(f"expectile lies between 0 and 1, not {self.expectile}")
-        if not (0.0 < self.temperature < inf and 0.0 <= self.conservative < inf):
-            raise ValueError(
-                "temperature must be a number above 0 and conservative one of at least 0, not "
-                f"{self.temperature} and {self.conservative}"
-            )
+        check_ranges(self, {"expectile": WITHIN_0_AND_1, "temperature": ABOVE_0, "conservative": AT_LEAST_0})
 
 
 class Values(nn.Module):
@@ -90,7 +89,7 @@ class Values(nn.Module):
 
 def iql(episodes: Episodes, network_config: NetworkConfig, config: IQLConfig, on_epoch: OnEpoch = silent) -> Learned:
     """Learn from what was really done in these episodes, and what came of it."""
-    pace = Pace(config.epochs, config.episodes, config.learning_rate, config.seed)
+    pace = Pace(config.epochs, config.batch_episodes, config.learning_rate, config.seed)
     parts = split(episodes, config.seed)
     network, values = new_network(network_config, config.seed), Values(network_config, config.seed)
     units = units_of(parts[0], network, config.discount)
@@ -103,7 +102,7 @@ def iql(episodes: Episodes, network_config: NetworkConfig, config: IQLConfig, on
         lambda: return_error(values, stop_rows),
         pace,
         on_epoch,
-        after_step=lambda: values.q.follow(config.target_rate),
+        after_step=lambda: values.q.follow(TARGET_RATE),
     )
     spread = advantages(values, rows)[rows.valid].std(correction=0).clamp(min=LEAST_SPREAD)
     lesson, stop_lesson = (weighted(values, part, spread, config.temperature) for part in (rows, stop_rows))

@@ -10,14 +10,11 @@ import torch
 from torch import Tensor
 
 from esper.agent.buffer import map_masks, map_observation, minibatches
-from esper.agent.config import PPOConfig
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.env.spaces import ActionMasks, Observation
 from esper.offline.episodes import Episodes, RecordingError, tensors_of
 from esper.policy.network import FactoredRecurrentActorCritic
 
-DISCOUNT = PPOConfig().discount
-"""γ of returns and values: the agent's own, so that PPO can start from what was learnt offline."""
 SHARES = (0.7, 0.15, 0.15)
 """Of the problems: to learn from, to decide when to stop by, to judge by."""
 LARGEST = 1e15

@@ -6,15 +6,12 @@ those settings in place of its defaults, as `esper tune-heuristic` writes it.
 
 from __future__ import annotations
 
-import difflib
 import tomllib
 from collections.abc import Callable, Sequence
-from dataclasses import fields
 from pathlib import Path
-from typing import Any
 
-from esper.config import read_small
-from esper.growth.blueprints import blueprint_names
+from esper.config import read_small, settings_from
+from esper.errors import did_you_mean
 from esper.policy.controller import Controller, NoGrowth, RandomLegal
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.policy.schedule import default_schedule, parse_schedule
@@ -37,8 +34,7 @@ def make_controller(name: str, others: Sequence[str] = ()) -> Controller:
     if name.endswith(".toml"):
         return read_controller(Path(name))
     known = [*CONTROLLERS, *others]
-    near = difflib.get_close_matches(name, known, n=1)
-    hint = f"did you mean {near[0]!r}?" if near else "a schedule or a tuned heuristic is given by its .toml file"
+    hint = did_you_mean(name, known, "a schedule or a tuned heuristic is given by its .toml file")
     raise ValueError(f"unknown controller {name!r}: choose one of {', '.join(known)}; {hint}")
 
 
@@ -55,41 +51,6 @@ def read_controller(path: Path) -> Controller:
     for key in document:
         if key not in ("name", "heuristic"):
             raise ValueError(f"{path}: unknown key {key!r}; a tuned heuristic has a name and a [heuristic] table")
-    controller = Heuristic(heuristic_settings(document["heuristic"], str(path)))
+    controller = Heuristic(settings_from(document["heuristic"], HeuristicSettings, str(path)))
     controller.name = str(document.get("name", path.stem))
     return controller
-
-
-def heuristic_settings(table: Any, where: str) -> HeuristicSettings:
-    """The settings in a table; what it does not name keeps its default, and what nobody knows is an error."""
-    if not isinstance(table, dict):
-        raise ValueError(f"{where}: heuristic must be a table of settings, [heuristic]")
-    defaults = {field.name: getattr(HeuristicSettings(), field.name) for field in fields(HeuristicSettings)}
-    given: dict[str, Any] = {}
-    for key, value in table.items():
-        if key not in defaults:
-            near = difflib.get_close_matches(key, defaults, n=1)
-            hint = f"did you mean {near[0]!r}?" if near else f"the settings are {', '.join(defaults)}"
-            raise ValueError(f"{where}: the heuristic has no setting {key!r}; {hint}")
-        given[key] = _rotation(value, where) if key == "rotation" else _number(key, value, defaults[key], where)
-    return HeuristicSettings(**given)
-
-
-def _number(key: str, value: Any, default: float, where: str) -> float:
-    whole = isinstance(default, int)
-    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not 0 <= value < 1e9:
-        kind = "a whole number" if whole else "a number"
-        raise ValueError(f"{where}: {key} must be {kind} of at least 0, not {value!r}")
-    if key == "plateau_epochs" and value < 1:
-        raise ValueError(f"{where}: plateau_epochs must be at least 1: a plateau needs two epochs to compare")
-    return int(value) if whole else float(value)
-
-
-def _rotation(value: Any, where: str) -> tuple[str, ...]:
-    known = blueprint_names()
-    if not isinstance(value, list) or not value or len(set(map(str, value))) != len(value):
-        raise ValueError(f"{where}: rotation must be a list of different blueprints, not {value!r}")
-    for name in value:
-        if name not in known:
-            raise ValueError(f"{where}: unknown blueprint {name!r} in rotation; there are {', '.join(known)}")
-    return tuple(value)

@@ -37,6 +37,8 @@ class ActionSpace:
     uses: tuple[tuple[bool, bool, bool, bool], ...]
 
     def __post_init__(self) -> None:
+        if not self.uses:
+            raise ValueError("an action space must have an operation")
         for op, row in enumerate(self.uses):
             if not row[OP]:
                 raise ValueError(f"operation {op} must use the op head: it is how it is chosen")

@@ -10,8 +10,11 @@ from collections import Counter
 from dataclasses import dataclass
 
 from esper.actions import WAIT, Action, Op
+from esper.config import AT_LEAST_0, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, check_ranges
 from esper.env.rent import RENT_RATE, extra_rent
 from esper.env.situation import Situation, SlotView
+from esper.errors import shown
+from esper.growth.blueprints import get_blueprint
 from esper.lifecycle import LIVE, Stage
 from esper.policy.controller import RuleController
 
@@ -35,6 +38,20 @@ class HeuristicSettings:
     late_margin: int = 8
     """Do not plant when fewer epochs than this remain: the seed could not finish."""
     rotation: tuple[str, ...] = ROTATION
+
+    def __post_init__(self) -> None:
+        check_ranges(self, _RANGES)
+        if not self.rotation or len(set(self.rotation)) != len(self.rotation):
+            raise ValueError(f"rotation must be a list of different blueprints, not {shown(self.rotation)}")
+        for name in self.rotation:
+            get_blueprint(name)
+
+
+_RANGES = {
+    **dict.fromkeys(("first_epoch", "patience", "late_margin"), WHOLE_AT_LEAST_0),
+    **dict.fromkeys(("plateau_gain", "harm", "keep_above"), AT_LEAST_0),
+    "plateau_epochs": WHOLE_AT_LEAST_1,  # a plateau needs two epochs to compare
+}
 
 
 class Heuristic(RuleController[None]):

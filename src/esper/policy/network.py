@@ -27,8 +27,9 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.actions import BLENDS
-from esper.config import AT_LEAST_0, SHARE, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, check_number
+from esper.config import AT_LEAST_0, SHARE, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, check_ranges
 from esper.env.spaces import ActionMasks, Observation
+from esper.errors import shown
 from esper.policy.distribution import (
     BLEND,
     BLUEPRINT,
@@ -87,8 +88,9 @@ class NetworkConfig:
     def __post_init__(self) -> None:
         if self.encoder not in ("slots", "vector"):
             raise ValueError(f"encoder must be 'slots' or 'vector', not {self.encoder!r}")
-        for name, wanted in _RANGES.items():
-            check_number(name, getattr(self, name), wanted)
+        check_ranges(self, _RANGES)
+        if not (self.layout.isprintable() and len(self.layout) <= 200):  # messages show it
+            raise ValueError(f"layout must be a line of text, not {shown(self.layout)}")
         if self.encoder == "slots" and self.slot_features < 1:
             raise ValueError("the slot encoder needs slot_features >= 1; use encoder='vector' for plain vectors")
 

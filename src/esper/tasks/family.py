@@ -7,7 +7,6 @@ the name of any task is a family in which only the seeds vary. "mixed+varied" ta
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
@@ -16,6 +15,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from esper.errors import did_you_mean
 from esper.tasks.registry import Task, check_options, load_task, task_names, task_options
 
 Fact = str | int | float
@@ -242,7 +242,6 @@ def get_family(name: str, **options: Any) -> NamedFamily:
             )
         return Natural(task=task, **options)
     if name not in task_names():
-        near = difflib.get_close_matches(name, family_names(), n=1)
-        hint = f" (did you mean {near[0]!r}?)" if near else ""
-        raise ValueError(f"unknown task family {name!r}{hint}; there are {', '.join(family_names())}")
+        hint = did_you_mean(name, family_names(), "`esper info` lists them, too")
+        raise ValueError(f"unknown task family {name!r}; there are {', '.join(family_names())}; {hint}")
     return TaskFamily(name, **options)

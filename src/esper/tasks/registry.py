@@ -6,7 +6,6 @@ are the task's options. It must not touch the global random state, so that the s
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
@@ -16,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.errors import did_you_mean
 from esper.growth.blueprints import Visibility
 from esper.tasks.data import Splits
 
@@ -141,5 +141,5 @@ def _find(name: str) -> Callable[..., Task]:
 
 
 def _nearest(name: str, known: tuple[str, ...]) -> str:
-    close = difflib.get_close_matches(name, known, n=1, cutoff=0.4)
-    return f" (did you mean {close[0]!r}?)" if close else ""
+    hint = did_you_mean(name, known, cutoff=0.4)
+    return f" ({hint})" if hint else ""

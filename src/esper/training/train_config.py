@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from esper.agent.config import PPOConfig
-from esper.config import COUNTS, SHARE, check_count, check_number, checked, read_small
+from esper.config import COUNTS, SHARE, check_ranges, read_small, settings_from
 from esper.engine.precision import Precision
-from esper.env.reward import RewardConfig, check_discount
+from esper.env.reward import DISCOUNT, RewardConfig, check_discount
 from esper.tasks.family import BoundedFamily, family_of
 
 
@@ -57,15 +57,14 @@ class TrainConfig:
     """Project of Weights & Biases that gets the metrics, too."""
 
     def __post_init__(self) -> None:
-        for name, wanted in COUNTS.items():
-            if name != "draws" or self.draws is not None:
-                check_count(name, getattr(self, name), wanted)
-        check_number("floor", self.floor, SHARE)
+        check_ranges(self, {**COUNTS, "floor": SHARE})
         if self.draws is not None and self.draws < self.envs // self.ppo.siblings:
             needed = self.envs // self.ppo.siblings
             raise ValueError(f"a rollout needs at least as many problems as it plays ({needed}); draws is {self.draws}")
         if self.envs % self.ppo.siblings:
             raise ValueError(f"{self.envs} networks cannot be grouped into siblings of {self.ppo.siblings}")
+        if self.reward.discount == DISCOUNT:  # not set: the reward follows the agent
+            object.__setattr__(self, "reward", replace(self.reward, discount=self.ppo.discount))
         check_discount(self.reward, self.ppo.discount)
 
     def numbers(self, update: int) -> list[int]:
@@ -83,12 +82,10 @@ class TrainConfig:
     @classmethod
     def from_json(cls, data: object) -> TrainConfig:
         """Of what `to_json` gave; older runs lack some settings, which then have their defaults."""
-        if not isinstance(data, dict):
-            raise ValueError(f"it holds no table, but {type(data).__name__}")
         for name in ("reward", "ppo"):
-            if name not in data:
+            if isinstance(data, dict) and name not in data:
                 raise ValueError(f"it has no setting {name!r}")
-        return cls(**checked(data, cls, "its settings"))
+        return settings_from(data, cls, "its settings")
 
 
 DRAWS_PER_SEED = 1_000_000

@@ -8,10 +8,10 @@ Nothing here needs torch, so that the options' help is quick.
 from __future__ import annotations
 
 import hashlib
-import json
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from esper.config import ConfigError, read_table, settings_from
 
 DEFAULT_CONTROLLER = "small"
 """Who decides in `esper grow` and `esper.grow` where nobody is named. The only place that says so; docs/results.md has
@@ -135,17 +135,6 @@ def _read(name: str) -> Provenance:
         raise ShippedError(f"no controller {name!r} comes with Esper; there are: {', '.join(shipped_names())}")
     path = FOLDER / f"{name}.json"
     try:
-        return parse_provenance(json.loads(path.read_text("utf-8")))
-    except (OSError, ValueError, TypeError) as error:
+        return settings_from(read_table(path), Provenance, path.name, complete=True)
+    except ConfigError as error:
         raise ShippedError(f"{path} cannot be read ({error}): install Esper again") from error
-
-
-def parse_provenance(data: dict[str, Any]) -> Provenance:
-    """Every field must be there, and no other."""
-    names = {field.name for field in fields(Provenance)}
-    missing, unknown = sorted(names - set(data)), sorted(set(data) - names)
-    if missing or unknown:
-        raise ValueError(f"missing {missing or 'nothing'}, unknown {unknown or 'nothing'}")
-    score, asks = data["score"], data["asks"]
-    parts = {"score": None if score is None else Score(**score), "asks": None if asks is None else Pair(**asks)}
-    return Provenance(**{**data, **parts})

@@ -73,10 +73,10 @@ class RewardConfig:
 
     mode: Mode = "shaped"
     """How much is said before the end: shaped and simplified after every epoch, minimal and sparse at the end."""
-    family: Signal = "contribution"
+    signal: Signal = "contribution"
     """What the shaping looks at: validation accuracy and measured contributions, or validation loss."""
     loss_scale: LossScale | None = None
-    """For the loss family: what losses are worth; None follows from the number of classes."""
+    """For the loss signal: what losses are worth; None follows from the number of classes."""
     discount: float = DISCOUNT
     """γ of the shaping: the agent's own, which `check_discount` compares with it."""
     rent_rate: float = RENT_RATE
@@ -107,7 +107,7 @@ class RewardConfig:
     """What the environment charges when the governor ends an episode."""
 
     def __post_init__(self) -> None:
-        for name, options in (("mode", get_args(Mode)), ("family", get_args(Signal))):
+        for name, options in (("mode", get_args(Mode)), ("signal", get_args(Signal))):
             if getattr(self, name) not in options:
                 raise ValueError(f"reward {name} must be one of {', '.join(options)}, not {getattr(self, name)!r}")
         for name in ("discount", "contribution_weight"):

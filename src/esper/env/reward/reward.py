@@ -109,10 +109,10 @@ class Reward:
     """Rewards the steps of N environments, from the first to the last of one episode each."""
 
     def __init__(self, config: RewardConfig, start: World, classes: Sequence[int] | None = None) -> None:
-        """`start` is the world before the first epoch; `classes` [N] give the loss family its scale."""
+        """`start` is the world before the first epoch; `classes` [N] give the loss signal its scale."""
         self.config = config
         networks = start.host_parameters.shape[0]
-        self._scale = None if config.family != "loss" else loss_columns(config.loss_scale, classes, networks)
+        self._scale = None if config.signal != "loss" else loss_columns(config.loss_scale, classes, networks)
         self._level = torch.full((networks,), math.nan, dtype=torch.float64)
         """[N] points of the network when it was last measured."""
         self._potential = torch.zeros((networks, len(SHAPING_TERMS)), dtype=torch.float64)
@@ -327,7 +327,7 @@ def loss_columns(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Baseline, target and the loss beyond which nothing counts, each [N]."""
     if scale is None and classes is None:
-        raise ValueError("the loss family needs a loss_scale, or tasks with classes")
+        raise ValueError("the loss signal needs a loss_scale, or tasks with classes")
     scales = [LossScale.for_classes(count) for count in classes or ()] if scale is None else [scale] * networks
     rows = [(one.baseline, one.target, one.worst) for one in scales]
     baseline, target, worst = torch.tensor(rows, dtype=torch.float64).unbind(1)

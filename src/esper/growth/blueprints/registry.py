@@ -15,7 +15,6 @@ name (`norm` is a GroupNorm in a conv slot, a LayerNorm in a sequence), so that 
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -24,6 +23,8 @@ from typing import Any, Literal, TypeVar
 
 import torch
 from torch import Tensor, nn
+
+from esper.errors import did_you_mean, first_line
 
 Layout = Literal["conv1d", "conv2d", "sequence", "dense"]
 LAYOUTS: dict[Layout, str] = {
@@ -182,7 +183,7 @@ def _try(entry: Blueprint, shape: SlotShape) -> None:
         except NameError:  # a class that uses its own name, or one further down its file, cannot be tried yet
             return
         except Exception as error:
-            raise ValueError(f"{kind} {part}: {str(error).strip().partition(chr(10))[0][:200]}") from error
+            raise ValueError(f"{kind} {part}: {first_line(error)}") from error
     if not isinstance(out, Tensor) or out.shape != h.shape:
         gave = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ValueError(f"{kind} must give a tensor of the shape that it gets: {list(h.shape)} became {gave}")
@@ -229,9 +230,8 @@ def blueprint_names() -> tuple[str, ...]:
 def get_blueprint(name: str, layout: Layout | None = None) -> Blueprint:
     """The blueprint of this name for slots of this layout; without a layout, the first registered under the name."""
     if name not in _REGISTRY:
-        close = difflib.get_close_matches(name, _REGISTRY, n=1)
-        hint = f"; did you mean {close[0]!r}?" if close else ""
-        raise ValueError(f"unknown blueprint {name!r}: choose one of {', '.join(_REGISTRY)}{hint}")
+        hint = did_you_mean(name, _REGISTRY, "register your own before it is named")
+        raise ValueError(f"unknown blueprint {name!r}: choose one of {', '.join(_REGISTRY)}; {hint}")
     by_layout = _REGISTRY[name]
     if layout is None:
         return next(iter(by_layout.values()))

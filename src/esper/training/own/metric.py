@@ -22,6 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.engine.measure import Score, SetScore
+from esper.errors import first_line
 from esper.growth.probe import described
 from esper.training.own.default_metrics import ObjectiveError, logits_of
 
@@ -265,7 +266,7 @@ def _explained(examples: int) -> Iterator[None]:
     except ObjectiveError:
         raise
     except Exception as error:
-        detail = str(error).strip().partition("\n")[0] or type(error).__name__
+        detail = first_line(error)
         raise ObjectiveError(f"the metric fails for all {examples} examples of the set: {detail}") from error
 
 

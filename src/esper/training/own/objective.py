@@ -17,6 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.engine.measure import Loss, Score
+from esper.errors import first_line
 from esper.growth.probe import described, input_tensors, try_batch
 from esper.tasks.batches import LABELS, Batch
 from esper.tasks.feed import IGNORED, Feed, LoaderFeed, TensorFeed, check_classes
@@ -356,7 +357,7 @@ def _tried(what: str, function: Callable[[], _Result], seen: _Seen) -> _Result:
     except ObjectiveError:
         raise
     except Exception as error:
-        detail = str(error).strip().partition("\n")[0] or type(error).__name__
+        detail = first_line(error)
         last = isinstance(seen.logits, Tensor) and fits(seen.logits, seen.targets, -1)
         if what == "loss" and seen.kind == "classes" and last:
             detail += " (torch wants the classes on axis 1: for cross-entropy over the last axis, leave loss= out)"

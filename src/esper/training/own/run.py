@@ -20,6 +20,7 @@ from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, evaluate, gather
 from esper.env.rent import RENT_RATE, extra_rent, score
 from esper.env.situation import observe
+from esper.errors import first_line
 from esper.growth.export import Saved, save
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.plain import ExportError, allowed_gap, output_gap, plain_model
@@ -193,7 +194,7 @@ def _seed_values(learner: Learner) -> tuple[dict[str, SeedValue], tuple[str, ...
     try:
         values = gather([seed_values(model, learner.feed.validation, learner.loss, learner.score)])[0]
     except Exception as error:  # the person's metric, for networks that it never saw: no reason to lose the grown model
-        detail = str(error).strip().partition("\n")[0] or type(error).__name__
+        detail = first_line(error)
         return {}, (f"What each seed contributes to the final network could not be measured: {detail}.",)
     return {model.slots[index].path: value for index, value in values.items()}, ()
 

@@ -1,23 +1,19 @@
-"""What the commands that run many episodes share: progress, and numbers with their intervals."""
+"""What commands print: consoles, tables, progress, numbers with their intervals."""
 
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    import torch
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from esper.training.statistics import Estimate
 
-PrecisionName = Literal["fp32", "tf32", "bf16"]
-"""Of `esper.engine.precision`, spelled here because a command's options are read before torch is."""
 SECONDS_BETWEEN_LINES = 15.0
 """Where nobody watches, progress is a line now and then."""
 FILE_WIDTH = 110
@@ -79,20 +75,20 @@ def show_rows(
             console.print(Padding(Text(f"{heading}: {cell}"), (0, 0, 0, 2)))
 
 
-class Watch:
-    """Episodes done and the time that is left: a live bar for a person, a line now and then in a file."""
+class Progress:
+    """Work done and the time that is left: a live bar for a person, a line now and then in a file."""
 
-    def __init__(self, console: Console) -> None:
-        self.console = console
-        self.started = time.perf_counter()
-        self.said = -math.inf
+    def __init__(self, console: Console, unit: str = "episodes") -> None:
+        self.console, self.unit = console, unit
+        self.started, self.done, self.said = time.perf_counter(), 0, -math.inf
 
-    def __enter__(self) -> Watch:
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    def __enter__(self) -> Progress:
+        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+        from rich.progress import Progress as Bars
 
-        last = TextColumn("episodes, {task.description}", markup=False)
+        last = TextColumn(f"{self.unit}, {{task.description}}", markup=False)
         columns = (BarColumn(), MofNCompleteColumn(), last, TimeElapsedColumn())
-        self.bar = Progress(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
+        self.bar = Bars(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)
         self.job = self.bar.add_task("starting", total=None)
         self.bar.start()
         return self
@@ -101,38 +97,19 @@ class Watch:
         self.bar.stop()
 
     def note(self, done: int, total: int, label: str) -> None:
-        spent = time.perf_counter() - self.started
+        if done <= self.done:  # another part of the work begins
+            self.started, self.said = time.perf_counter(), -math.inf
+        self.done, spent = done, time.perf_counter() - self.started
         left = f"{clock(spent * (total - done) / done)} left"
         self.bar.update(self.job, completed=done, total=total, description=f"{left}; last: {label}")
         if not self.console.is_terminal and (spent - self.said > SECONDS_BETWEEN_LINES or done == total):
             self.said = spent
-            self.console.print(f"{done}/{total} episodes in {clock(spent)}, {left}; last: {label}", soft_wrap=True)
+            self.console.print(f"{done}/{total} {self.unit} in {clock(spent)}, {left}; last: {label}", soft_wrap=True)
 
 
 def clock(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes}:{rest:02d}"
-
-
-def at_least(option: str, value: int | None, least: int) -> None:
-    """Refuse a number by its option's name, before anything else fails on it in its own words."""
-    if value is not None and value < least:
-        raise ValueError(f"{option} must be at least {least}, not {value}")
-
-
-def pick_workers(wanted: int | None, device: str) -> int:
-    return wanted or ((os.cpu_count() or 1) if device == "cpu" else 1)
-
-
-def check_gpu_options(precision: str, compiled: bool, device: torch.device, *, resumed: bool = False) -> None:
-    """Any other device would calculate in single precision all the same, and nobody would know."""
-    if device.type == "cuda":
-        return
-    remedy = "name a GPU, because a resumed run keeps its configuration" if resumed else "leave it out, or name a GPU"
-    if compiled:
-        raise ValueError(f"--compiled is for CUDA graphs, and {device} has none: {remedy}")
-    if precision != "fp32":
-        raise ValueError(f"--precision {precision} is for GPUs, and {device} is none: {remedy}")
 
 
 def with_interval(estimate: Estimate | None, form: str = ".1f", note: str = "") -> str:
