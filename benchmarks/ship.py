@@ -40,8 +40,8 @@ from esper.agent.shipped import (
 from esper.files import write_whole
 from esper.policy.catalogue import CONTROLLERS
 from esper.training.catalogue import make_controller, policy_file
-from results.figures import best_rival, estimate, versus
-from results.kept import LEARNED
+from results.estimates import best_rival, difference, estimate
+from results.measure import LEARNED
 
 
 def rounded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -86,7 +86,7 @@ def judgement(path: Path, name: str, sha256: str) -> dict[str, Any]:
 def _from_results(facts: dict[str, Any]) -> dict[str, Any]:
     numbers = [draw["number"] for draw in facts["draws"]]
     own, rule = estimate(facts, LEARNED, "score"), best_rival(facts)
-    versus_rule = versus(facts, rule).score
+    versus_rule = difference(facts, rule)
     return {
         "on": f"held-out draws {min(numbers)} to {max(numbers)} of mixed",
         **{key: getattr(own, key) for key in ("value", "low", "high")},

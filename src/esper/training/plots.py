@@ -79,10 +79,11 @@ def plot_history(path: Path, history: History, control: Sequence[float] = (), ti
     size = {"figsize": (9, 3.6 + 0.42 * count), "height_ratios": [3.4, 0.42 * count + 0.3]}
     with drawing(path, 2, sharex=True, **size) as (_, (top, bottom)):
         accuracies = [record.measured.accuracy for record in history.records]
-        epochs = range(1, len(accuracies) + 1)
         if control:
-            top.plot(epochs, control, color=COLOURS[1], label=f"same host, not grown ({control[-1]:.1f} %)")
-        top.plot(epochs, accuracies, color=COLOURS[0], linewidth=2.2, label=f"grown ({accuracies[-1]:.1f} %)")
+            label = f"same host, not grown ({control[-1]:.1f} %)"
+            top.plot(range(1, len(control) + 1), control, color=COLOURS[1], label=label)
+        label = f"grown ({accuracies[-1]:.1f} %)"
+        top.plot(range(1, len(accuracies) + 1), accuracies, color=COLOURS[0], linewidth=2.2, label=label)
         for story in history.seeds():
             top.axvline(story.born + 1, color="#999999", linewidth=0.8, linestyle=":")
         top.set_ylabel("validation accuracy (%)")
