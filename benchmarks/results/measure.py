@@ -26,6 +26,7 @@ from esper.policy.controller import Controller
 from esper.policy.schedule import FixedSchedule, Planting
 from esper.tasks.family import Family
 from esper.training.catalogue import policy_file
+from esper.training.comparison import host_training_flops
 from esper.training.controls import (
     Plan,
     Static,
@@ -35,7 +36,7 @@ from esper.training.controls import (
     gather_controls,
     static_widths,
 )
-from esper.training.evaluation import PASSES, EpisodeResult, Results, draw_numbers, jobs_for, run_jobs
+from esper.training.evaluation import EpisodeResult, Results, draw_numbers, jobs_for, run_jobs
 from results.families import Photographs, Reseeded, transfer_families
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -190,7 +191,7 @@ def columns(
         "score": [_short(row.score) for row in rows],
         "size": [_short(row.parameters / row.host_parameters) for row in rows],
         "flops": [_short(row.flops / row.host_flops) for row in rows],
-        "training": [_short(row.training_flops / _host_training(row)) for row in rows],
+        "training": [_short(row.training_flops / host_training_flops(row)) for row in rows],
         "kept": ["+".join(f"{s.blueprint}@{s.path.rpartition('.')[2]}" for s in row.kept) or "none" for row in rows],
         "planted": [row.planted for row in rows],
         "governed": sum(row.governor is not None for row in rows),
@@ -200,11 +201,6 @@ def columns(
     if any(regret is not None for regret in regrets):
         values["regret"] = [None if regret is None else _short(regret) for regret in regrets]
     return values
-
-
-def _host_training(result: EpisodeResult) -> float:
-    """FLOPs of training the host alone to the draw's horizon."""
-    return PASSES * result.host_flops * result.examples / result.epochs * result.horizon
 
 
 def _short(value: float) -> float:

@@ -76,7 +76,7 @@ def error_bar(estimate: Estimate) -> Any:
 def plot_history(path: Path, history: History, control: Sequence[float] = (), title: str = "") -> None:
     """Accuracy over epochs, above one band per slot that shows its seeds' stages."""
     count = len(history.slots)
-    size = {"figsize": (9, 3.6 + 0.42 * count), "height_ratios": [3.4, 0.42 * count + 0.3]}
+    size: dict[str, Any] = {"figsize": (9, 3.6 + 0.42 * count), "height_ratios": [3.4, 0.42 * count + 0.3]}
     with drawing(path, 2, sharex=True, **size) as (_, (top, bottom)):
         accuracies = [record.measured.accuracy for record in history.records]
         if control:
@@ -150,8 +150,8 @@ def _draw_sizes(axes: Axes, rows: Sequence[Row], styles: dict[str, dict[str, Any
         point, style = (row.parameters_ratio, row.test_accuracy.value), styles[row.name]
         axes.errorbar(*point, yerr=error_bar(row.test_accuracy), elinewidth=1.0, **style)
         if not row.is_control:
-            offset = {"xytext": (8, 5), "textcoords": "offset points"}
-            axes.annotate(row.name, point, color=style["color"], weight="bold", **offset)  # type: ignore[arg-type]
+            offset: dict[str, Any] = {"xytext": (8, 5), "textcoords": "offset points"}
+            axes.annotate(row.name, point, color=style["color"], weight="bold", **offset)
     static = [row for row in rows if row.name == "none" or row.name.startswith("static")]
     _join(axes, static, color=_STATIC, linewidth=1.0, linestyle=":", label="static widths")
     front = [row for row in rows if row.on_front]
