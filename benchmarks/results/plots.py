@@ -44,9 +44,9 @@ def draw_scores(path: Path, content: Content, labels: Sequence[str]) -> None:
         axes.axvline(scores[LEARNED].value, color=BLUE, linewidth=0.8, linestyle=":", zorder=0)
         names = [label.replace(f"{LEARNED}: from", "its networks from") for label in labels]
         axes.set_yticks(range(len(labels)), names)
-        axes.set_ylim(len(labels) - 0.5, -0.5)
         axes.margins(x=0.08)
-        axes.set_xlabel(f"score (points): test accuracy − {content['rent_rate']:g} per extra host-size of parameters")
+        what = f"score (points): test accuracy − {content['rent_rate']:g} per extra host-size of parameters"
+        axes.set(xlabel=what, ylim=(len(labels) - 0.5, -0.5))
         title = "held-out problems of mixed, means with 95 % intervals (open: static networks)"
         axes.set_title(f"{len(content['draws'])} {title}", loc="left", fontsize=10)
         hide_spines(axes)
@@ -67,8 +67,8 @@ def draw_kinds(path: Path, content: Content, against: Sequence[str]) -> None:
         axes.xaxis.tick_top()
         axes.set_yticks(range(len(of)), [f"{kind}   (meant: {meant[kind]})" for kind in of], fontsize=8.5)
         axes.tick_params(length=0)
-        bar = figure.colorbar(image, ax=axes, shrink=0.5, extend="both")
-        bar.set_label("points of score by which learned is better")
+        what = "points of score by which learned is better"
+        figure.colorbar(image, ax=axes, shrink=0.5, extend="both", label=what)
 
 
 def draw_harm(path: Path, differences: Sequence[float], seeds: int) -> None:
@@ -85,10 +85,12 @@ def draw_harm(path: Path, differences: Sequence[float], seeds: int) -> None:
         ticks = [tick for tick in marks if values.min() - 1 <= tick <= values.max() + 25]
         axes.set_yticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
         axes.minorticks_off()
-        axes.set_ylim(min(-1.5, 1.4 * values[0]), max(1.5, 1.5 * values[-1]))
         axes.locator_params(axis="x", integer=True)
-        axes.set_xlabel("held-out problem, in order of the difference")
-        axes.set_ylabel("test accuracy: learned − none\n(points, beyond ±1 logarithmic)")
+        axes.set(
+            xlabel="held-out problem, in order of the difference",
+            ylabel="test accuracy: learned − none\n(points, beyond ±1 logarithmic)",
+            ylim=(min(-1.5, 1.4 * values[0]), max(1.5, 1.5 * values[-1])),
+        )
         axes.set_title(f"{len(values)} problems, mean of {seeds} random seeds each", loc="left", fontsize=10)
         axes.legend(frameon=False, loc="upper left")
         axes.grid(axis="y", alpha=0.25)
@@ -127,8 +129,7 @@ def draw_choices(path: Path, episodes: Sequence[Episode]) -> None:
         axes.grid(which="minor", color="#e6e6e6", linewidth=0.6)
         axes.tick_params(which="both", length=0)
         axes.set_xlabel("seed in the final network (blueprint@slot)")
-        bar = figure.colorbar(image, ax=axes, shrink=0.6, pad=0.01)
-        bar.set_label("draws of this kind (%)")
+        figure.colorbar(image, ax=axes, shrink=0.6, pad=0.01, label="draws of this kind (%)")
         axes.set_title(f"{len(episodes)} held-out problems; orange frame: what was meant", loc="left", fontsize=10)
 
 
@@ -151,8 +152,7 @@ def _draw_births(axes: Axes, seeds: Sequence[SeedLife], horizon: int) -> None:
     style: dict[str, Any] = {"color": "#f0c27a", "hatch": "///", "label": f"pruned later ({len(gone)})"}
     axes.bar(range(horizon), heights[1], bottom=heights[0], **style)
     axes.locator_params(axis="both", integer=True)
-    axes.set_xlabel("epoch of planting")
-    axes.set_ylabel("seeds")
+    axes.set(xlabel="epoch of planting", ylabel="seeds")
     axes.set_title("When it plants", loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=8)
 
@@ -169,8 +169,7 @@ def _draw_lengths(axes: Axes, seeds: Sequence[SeedLife]) -> None:
             axes.plot([place - 0.3, place + 0.3], [np.mean(values)] * 2, color=ORANGE, linewidth=2)
         axes.text(place, 1.0, f"n = {len(values)}", ha="center", fontsize=8, transform=axes.get_xaxis_transform())
     axes.set_xticks(range(len(columns)), list(columns), fontsize=8.5)
-    axes.set_xlim(-0.6, len(columns) - 0.4)
-    axes.set_ylabel("epochs (area: seeds; line: mean)")
+    axes.set(ylabel="epochs (area: seeds; line: mean)", xlim=(-0.6, len(columns) - 0.4))
     axes.set_title("How long kept and pruned seeds take\n", loc="left", fontsize=10)
 
 
@@ -188,7 +187,6 @@ def _draw_promises(axes: Axes, seeds: Sequence[SeedLife]) -> None:
         axes.hist(np.clip(values, -limit, limit), bins=bins.tolist(), histtype="step", **style)
         axes.plot([], [], label=f"{name} ({len(values)})", **style)
     axes.axvline(0.0, color=GREY, linewidth=0.8)
-    axes.set_xlabel("last shadow benefit (points; beyond ±30 at the edge)")
-    axes.set_ylabel("seeds")
+    axes.set(xlabel="last shadow benefit (points; beyond ±30 at the edge)", ylabel="seeds")
     axes.set_title("What the shadow promised", loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=8, loc="upper left")

@@ -91,9 +91,8 @@ def plot_history(path: Path, history: History, control: Sequence[float] = (), ti
         top.legend(loc="best", framealpha=0.8, edgecolor="none")
         top.grid(alpha=0.25)
         _draw_stages(bottom, history)
-        bottom.set_xlabel("epoch")
         bottom.xaxis.get_major_locator().set_params(integer=True)
-        bottom.set_xlim(0.5, len(accuracies) + 0.5)
+        bottom.set(xlabel="epoch", xlim=(0.5, len(accuracies) + 0.5))
 
 
 def _draw_stages(axes: Axes, history: History) -> None:
@@ -161,8 +160,7 @@ def _draw_sizes(axes: Axes, rows: Sequence[Row], styles: dict[str, dict[str, Any
             label = f"final network from scratch, {kind}"
             axes.plot([], [], marker, color=_STATIC, markerfacecolor="white", label=label)
     _draw_equal_scores(axes)
-    axes.set_xlabel("parameters (× host)")
-    axes.set_ylabel("test accuracy (%)")
+    axes.set(xlabel="parameters (× host)", ylabel="test accuracy (%)")
     axes.set_title("Accuracy against size", loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.11))  # hides no bar
 
@@ -183,8 +181,7 @@ def _draw_equal_scores(axes: Axes) -> None:
         ends = [lowest + i * step + RENT_RATE * (x - 1.0) for x in (x0, x1)]
         label = "equal score" if i == 0 else None
         axes.plot((x0, x1), ends, color=_EQUAL_SCORE, linewidth=0.7, zorder=-1, label=label)
-    axes.set_xlim(x0, x1)
-    axes.set_ylim(y0, y1)
+    axes.set(xlim=(x0, x1), ylim=(y0, y1))
 
 
 def _draw_scores(axes: Axes, rows: Sequence[Row], styles: dict[str, dict[str, Any]]) -> None:
@@ -198,8 +195,8 @@ def _draw_scores(axes: Axes, rows: Sequence[Row], styles: dict[str, dict[str, An
     names = [row.name.replace(": from scratch,", " from scratch,") for row in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=9)
     axes.tick_params(axis="y", length=0)
-    axes.set_ylim(len(rows) - 0.5, -0.5)
-    axes.set_xlabel(f"accuracy − {RENT_RATE:g} points per extra host-size of parameters")
+    what = f"accuracy − {RENT_RATE:g} points per extra host-size of parameters"
+    axes.set(xlabel=what, ylim=(len(rows) - 0.5, -0.5))
     axes.set_title("Score; the tick | is the inter-quartile mean", loc="left", fontsize=10)
     axes.grid(axis="x", alpha=0.25)
     hide_spines(axes, "top", "right", "left")
