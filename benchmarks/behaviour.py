@@ -1,4 +1,4 @@
-"""What the learned controller does: what it grows where, when, what it gives up on; with episodes told step by step.
+"""What the learned controller does: what it grows where, when, what it gives up on; with episodes step by step.
 
     python benchmarks/behaviour.py                          # the shipped controller; about 5 minutes of a core
     python benchmarks/behaviour.py runs/mine --draws 20     # a checkpoint or a run of your own
@@ -12,36 +12,165 @@ import argparse
 import os
 import shlex
 import sys
-import time
+from collections import Counter
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
+import torch
 
+from esper.actions import Action, Op
 from esper.agent.shipped import DEFAULT_CONTROLLER
-from esper.lifecycle import Stage
+from esper.engine.eager import EpochRecord
+from esper.env.growth_env import GrowthEnv
+from esper.env.situation import Situation, SlotView
+from esper.lifecycle import IN_FORWARD, Contrast, Stage
+from esper.tasks.family import Draw, get_family
 from esper.training.catalogue import make_controller
 from esper.training.evaluation import draw_numbers
+from esper.training.own.history import History
+from esper.training.plots import plot_history
 from esper.training.workers import in_processes
-from results.behaviour_pictures import draw_choices, draw_episode, draw_timing
-from results.kept import ROOT
-from results.lives import KEPT, PRUNED, Episode, Life, Play, play
-from results.wording import plain, share, signed, table
+from results.markdown import page_of, plain, share, signed, table
+from results.measure import ROOT, reporter
+from results.plots import draw_choices, draw_timing
 
 BATCH = 4
-VERBS = {"germinate": "plants", "prune": "prunes", "fossilize": "makes permanent"}
+VERBS = {Op.GERMINATE: "plants", Op.PRUNE: "prunes", Op.FOSSILIZE: "makes permanent"}
+
+
+# -- playing -----------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class SeedLife:
+    """One seed of an episode."""
+
+    slot: int
+    blueprint: str
+    born: int
+    epochs: Counter[Stage] = field(default_factory=Counter)
+    """Spent in each stage, up to the decision about the seed."""
+    shadow: Contrast | None = None
+    """The last shadow benefit that was measured."""
+    contribution: Contrast | None = None
+    """The last contribution that was measured."""
+    fate: Op | None = None
+    """FOSSILIZE or PRUNE; None if the episode ended before either."""
+    ended_in: Stage | None = None
+    """The stage in which it was decided on, or in which the episode left it."""
+
+    @property
+    def place(self) -> str:
+        return f"{self.blueprint}@{self.slot}"
+
+
+@dataclass(slots=True)
+class Episode:
+    """One training under one controller."""
+
+    draw: Draw
+    history: History
+    test_accuracy: float = 0.0
+    size: float = 1.0
+    seeds: list[SeedLife] = field(default_factory=list)
+    decisions: list[str] = field(default_factory=list)
+    """In sentences, with the measurements that bear on them."""
+
+    @property
+    def kind(self) -> str:
+        return str(self.draw.facts["kind"])
+
+    @property
+    def kept(self) -> list[str]:
+        """Seeds that act in the final network, made permanent or never decided on."""
+        acting = [
+            seed for seed in self.seeds if seed.fate is Op.FOSSILIZE or (not seed.fate and seed.ended_in in IN_FORWARD)
+        ]
+        return sorted(seed.place for seed in acting)
+
+    @property
+    def meant(self) -> list[str]:
+        answer = str(self.draw.facts["answer"])
+        return [] if answer == "none" else sorted(answer.split("+"))
+
+
+def play(controller_name: str, family: str, numbers: Sequence[int]) -> dict[int, Episode]:
+    """Held-out draws to their ends, by draw id. A result depends on its draw and its controller alone."""
+    torch.set_num_threads(1)
+    env = GrowthEnv(get_family(family), len(numbers), held_out=True)
+    controller = make_controller(controller_name)
+    env.reset(numbers)
+    controller.reset(numbers)
+    episodes = []
+    for draw, learner in zip(env.draws, env.learners, strict=True):
+        slots = tuple(slot.path for slot in learner.model.slots)
+        episodes.append(Episode(draw, History(controller_name, slots, learner.model.host_parameters, ())))
+    while not env.over:
+        before = env.situations
+        actions = controller.decide(before)
+        for i, info in enumerate(env.step(actions).infos):
+            if info is not None:
+                note(episodes[i], before[i], actions[i], info.record)
+    for episode, test, learner in zip(episodes, env.evaluate_test(), env.learners, strict=True):
+        episode.test_accuracy = test.accuracy
+        episode.size = learner.model.acting_parameters / learner.model.host_parameters
+        for seed in _undecided(episode):
+            seed.ended_in = learner.model.slots[seed.slot].life.stage
+    return dict(zip(numbers, episodes, strict=True))
+
+
+def note(episode: Episode, situation: Situation, action: Action, record: EpochRecord) -> None:
+    """One epoch: the decision before it, and what it made of the seeds."""
+    if action.op is not Op.WAIT and record.effect.changed:
+        assert action.slot is not None
+        slot = situation.slots[action.slot]
+        if action.op is Op.GERMINATE:
+            seed = SeedLife(slot.index, str(action.blueprint), record.epoch)
+            episode.seeds.append(seed)
+        else:
+            seed = next(seed for seed in _undecided(episode) if seed.slot == slot.index)
+            seed.fate, seed.ended_in = action.op, slot.stage
+        seen = _seen(situation, slot).replace(" -", " −")
+        episode.decisions.append(f"After epoch {record.epoch}: {VERBS[action.op]} {seed.place}; {seen}.")
+    for seed in _undecided(episode):
+        seed.epochs[record.stages[seed.slot]] += 1
+        seed.shadow = record.measured.shadow_benefits.get(seed.slot, seed.shadow)
+        seed.contribution = record.measured.contributions.get(seed.slot, seed.contribution)
+    episode.history = replace(episode.history, records=(*episode.history.records, record))
+
+
+def _undecided(episode: Episode) -> list[SeedLife]:
+    return [seed for seed in episode.seeds if seed.fate is None]
+
+
+def _seen(situation: Situation, slot: SlotView) -> str:
+    """The measurements that bear on the decision about a slot."""
+    curve = [record.measured.accuracy for record in situation.history]
+    if slot.stage is Stage.DORMANT:
+        if not curve:
+            return f"nothing is measured yet, {situation.remaining} epochs remain"
+        rise = f", {curve[-1] - curve[-3]:+.1f} points over the last two epochs" if len(curve) > 2 else ""
+        return f"validation accuracy {curve[-1]:.1f} %{rise}; {situation.remaining} epochs remain"
+    if slot.stage is Stage.TRAINING:
+        return f"after {slot.dwell} epochs of incubation its shadow promises {_points(slot.shadow_benefit)}"
+    return f"it contributes {_points(slot.contribution)} after {slot.dwell} epochs of {slot.stage.name.lower()}"
+
+
+def _points(contrast: Contrast | None) -> str:
+    return "nothing measured" if contrast is None else f"{contrast.accuracy:+.1f} ± {contrast.error:.1f} points"
 
 
 def played(controller: str, numbers: Sequence[int], workers: int) -> dict[int, Episode]:
-    jobs = [Play(controller, tuple(numbers[i : i + BATCH])) for i in range(0, len(numbers), BATCH)]
-    finished = in_processes(play, jobs, workers) if workers > 1 else ((job, play(job)) for job in jobs)
-    started, found = time.perf_counter(), dict[int, Episode]()
-    for _, episodes in finished:
-        found |= {episode.number: episode for episode in episodes}
-        told = f"{time.perf_counter() - started:6.0f} s  {controller}: {len(found)} of {len(numbers)} episodes"
-        print(told, file=sys.stderr, flush=True)
+    jobs = [tuple(numbers[i : i + BATCH]) for i in range(0, len(numbers), BATCH)]
+    report, found = reporter(controller, len(numbers)), dict[int, Episode]()
+    for job, episodes in in_processes(partial(play, controller, "mixed"), jobs, workers):
+        found |= episodes
+        report(job, job)
     return dict(sorted(found.items()))
 
 
@@ -49,45 +178,38 @@ def played(controller: str, numbers: Sequence[int], workers: int) -> dict[int, E
 
 
 def page(learned: dict[int, Episode], none: dict[int, Episode], command: str, docs: Path) -> str:
-    episodes = list(learned.values())
-    images = docs / "images"
+    episodes, images = list(learned.values()), docs / "images"
     images.mkdir(parents=True, exist_ok=True)
     draw_choices(images / "behaviour_choices.png", episodes)
     draw_timing(images / "behaviour_timing.png", episodes)
-    told = []
     for old in images.glob("behaviour_example_*.png"):  # there may be fewer examples this time
         old.unlink()
+    shown = []
     for i, (title, number) in enumerate(examples(learned, none).items(), 1):
-        draw_episode(images / f"behaviour_example_{i}.png", learned[number], none[number])
-        told += ["", f"### {title}", "", f"![{title}](images/behaviour_example_{i}.png)", ""]
-        told += story(learned[number], none[number])
-    sections = [
+        episode, curve = learned[number], [record.measured.accuracy for record in none[number].history.records]
+        picture = f"{episode.kind}, draw {number} (meant: {episode.draw.facts['answer']})"
+        plot_history(images / f"behaviour_example_{i}.png", episode.history, curve, picture)
+        shown += ["", f"### {title}", "", f"![{title}](images/behaviour_example_{i}.png)", ""]
+        shown += story(number, episode, none[number])
+    title = ["# What the learned controller does", "", f"Written by `{command}`; do not edit.", ""]
+    what = ["## What it grows, and where", "", "![Kept seeds by kind](images/behaviour_choices.png)", ""]
+    when = ["## When, and how long", "", "![Timing](images/behaviour_timing.png)", ""]
+    return page_of(
         [
-            "# What the learned controller does",
-            "",
-            f"Written by `{command}`; do not edit.",
-            "",
-            *summary(episodes, none),
-        ],
-        [
-            "## What it grows, and where",
-            "",
-            "![Kept seeds by kind](images/behaviour_choices.png)",
-            "",
-            *choices(episodes),
-        ],
-        ["## When, and how long", "", "![Timing](images/behaviour_timing.png)", "", *timing(episodes)],
-        ["## Episodes, step by step", *told],
-    ]
-    return "\n\n".join("\n".join(section) for section in sections) + "\n"
+            [*title, *summary(learned, none)],
+            [*what, *choices(episodes)],
+            [*when, *timing(episodes)],
+            ["## Episodes, step by step", *shown],
+        ]
+    )
 
 
-def summary(episodes: Sequence[Episode], none: dict[int, Episode]) -> list[str]:
-    count = len(episodes)
-    planted, kept = sum(len(e.lives) for e in episodes), sum(len(e.kept) for e in episodes)
-    gain = _mean([episode.test_accuracy - none[episode.number].test_accuracy for episode in episodes])
+def summary(learned: dict[int, Episode], none: dict[int, Episode]) -> list[str]:
+    episodes, count = list(learned.values()), len(learned)
+    planted, kept = sum(len(e.seeds) for e in episodes), sum(len(e.kept) for e in episodes)
+    gain = _mean([episode.test_accuracy - none[number].test_accuracy for number, episode in learned.items()])
     ungrown, size = _mean([not e.kept for e in episodes]), _mean([e.size for e in episodes])
-    stopped = sum(e.stopped is not None for e in episodes)
+    stopped = sum(e.history.records[-1].verdict is not None for e in episodes)
     return [
         f"{count} held-out draws of `mixed`. It plants {plain(planted / count)} seeds an episode and ends with "
         f"{plain(kept / count)}; {share(ungrown)} of the networks end ungrown. Test accuracy is {signed(gain)} points "
@@ -129,39 +251,33 @@ _MEASURES: dict[str, Callable[[Episode], bool | None]] = {
 
 
 def timing(episodes: Sequence[Episode]) -> list[str]:
-    lives = [life for episode in episodes for life in episode.lives]
-    kept, pruned = ([life for life in lives if life.fate == fate] for fate in (KEPT, PRUNED))
-    undecided = [life for life in lives if life.fate not in (KEPT, PRUNED)]
-    early = [life for life in pruned if life.ended_in is Stage.TRAINING]
-    first = _average([episode.lives[0].born for episode in episodes if episode.lives])
-    lengths = [_average([getattr(life, part) for life in kept]) for part in ("incubated", "blended", "held")]
-    late = [life for life in pruned if life not in early]
-    promised = _average([life.shadow for life in early if life.shadow is not None])
-    age = _average([life.incubated for life in early])
-    while_young = (
-        f"{len(early)} seeds are pruned while they incubate, after {age} epochs, when their shadow promises {promised} "
-        "points (mean)"
-        if early
-        else "No seed is pruned while it incubates"
-    )
-    later = f"{len(late)} later, when they contribute {_average(_contributions(late))} points" if late else "none later"
+    seeds = [seed for episode in episodes for seed in episode.seeds]
+    kept, pruned, undecided = ([seed for seed in seeds if seed.fate is op] for op in (Op.FOSSILIZE, Op.PRUNE, None))
+    early = [seed for seed in pruned if seed.ended_in is Stage.TRAINING]
+    late = [seed for seed in pruned if seed.ended_in is not Stage.TRAINING]
+    first = _average([episode.seeds[0].born for episode in episodes if episode.seeds])
+    lengths = [_average([s.epochs[at] for s in kept]) for at in (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)]
+    while_young = "No seed is pruned while it incubates"
+    if early:
+        age, promised = _average([s.epochs[Stage.TRAINING] for s in early]), _points_of([s.shadow for s in early])
+        while_young = f"{len(early)} seeds are pruned while they incubate, after {age} epochs, when their shadow "
+        while_young += f"promises {promised} points (mean)"
+    given_up = _points_of([seed.contribution for seed in late])
+    later = f"{len(late)} later, when they contribute {given_up} points" if late else "none later"
     found = [
-        f"- {len(lives)} seeds: {len(kept)} made permanent, {len(pruned)} pruned, {len(undecided)} never decided on. "
+        f"- {len(seeds)} seeds: {len(kept)} made permanent, {len(pruned)} pruned, {len(undecided)} never decided on. "
         f"The first one of an episode is planted after epoch {first} on average.",
         f"- A seed that is made permanent incubates {lengths[0]} epochs, blends {lengths[1]} and holds {lengths[2]}; "
-        f"it then contributes {_average(_contributions(kept))} points of validation accuracy (mean).",
+        f"it then contributes {_points_of([s.contribution for s in kept])} points of validation accuracy (mean).",
         f"- {while_young}; {later}.",
     ]
-    names = dict.fromkeys(life.blueprint for life in lives)
-    body = [
-        [name, *(str(sum(life.blueprint == name for life in group)) for group in (lives, kept, pruned, undecided))]
-        for name in sorted(names, key=lambda name: -sum(life.blueprint == name for life in lives))
-    ]
+    counts = [Counter(seed.blueprint for seed in group) for group in (seeds, kept, pruned, undecided)]
+    body = [[name, *(str(count[name]) for count in counts)] for name, _ in counts[0].most_common()]
     return [*found, "", *table(["blueprint", "planted", "made permanent", "pruned", "undecided"], body)]
 
 
-def _contributions(lives: Sequence[Life]) -> list[float]:
-    return [life.contribution for life in lives if life.contribution is not None]
+def _points_of(contrasts: Sequence[Contrast | None]) -> str:
+    return _average([contrast.accuracy for contrast in contrasts if contrast is not None])
 
 
 def _mean(values: Sequence[float]) -> float:
@@ -179,7 +295,7 @@ def examples(learned: dict[int, Episode], none: dict[int, Episode]) -> dict[str,
     """By title: the greatest gain, one that gave up on a seed and kept another, and the least gain. Chosen by rule."""
     gain = {n: episode.test_accuracy - none[n].test_accuracy for n, episode in learned.items()}
     found = {"The greatest gain": max(gain, key=gain.__getitem__)}
-    both = [n for n, e in learned.items() if e.kept and any(life.fate == PRUNED for life in e.lives)]
+    both = [n for n, e in learned.items() if e.kept and any(seed.fate is Op.PRUNE for seed in e.seeds)]
     rest = [n for n in both if n not in found.values()]
     if rest:
         found["A seed given up, another kept"] = max(rest, key=gain.__getitem__)
@@ -189,37 +305,25 @@ def examples(learned: dict[int, Episode], none: dict[int, Episode]) -> dict[str,
     return found
 
 
-def story(episode: Episode, none: Episode) -> list[str]:
+def story(number: int, episode: Episode, none: Episode) -> list[str]:
     """The episode in sentences: epoch, decision, what was measured."""
-    budget = (
-        "no budget" if episode.budget is None else f"a budget of {episode.budget - episode.host_parameters} for seeds"
-    )
-    limit = "any number of" if episode.most_seeds is None else f"at most {episode.most_seeds}"
+    draw, host, verdict = episode.draw, episode.history.host_parameters, episode.history.records[-1].verdict
+    budget = "no budget" if draw.budget is None else f"a budget of {draw.budget - host} for seeds"
+    limit = "any number of" if draw.max_seeds is None else f"at most {draw.max_seeds}"
     lines = [
-        f"Draw {episode.number}, *{episode.kind}*: a host of {episode.host_parameters} parameters, {budget}, "
-        f"{limit} seeds "
-        f"at a time, {episode.horizon} epochs. Meant: {episode.answer}.",
+        f"Draw {number}, *{episode.kind}*: a host of {host} parameters, {budget}, {limit} seeds at a time, "
+        f"{draw.horizon} epochs. Meant: {draw.facts['answer']}.",
         "",
+        *(f"- {decision}" for decision in episode.decisions or ["It waits throughout."]),
     ]
-    for decision in episode.decisions:
-        lines.append(
-            f"- After epoch {decision.epoch}: {VERBS[decision.op]} {decision.what}; {_typeset(decision.seen)}."
-        )
-    if not episode.decisions:
-        lines.append("- It waits throughout.")
-    if episode.stopped:
-        lines.append(f"- The governor ends the episode: {episode.stopped}.")
+    if verdict is not None:
+        lines.append(f"- The governor ends the episode: {verdict.message}.")
     kept = f"{' and '.join(episode.kept) or 'nothing'} {'are' if len(episode.kept) > 1 else 'is'} kept"
     lines.append(
         f"- In the end {kept}, ×{episode.size:.2f} the parameters: {plain(episode.test_accuracy)} % on "
-        "the test set, "
-        f"against {plain(none.test_accuracy)} % without growth."
+        f"the test set, against {plain(none.test_accuracy)} % without growth."
     )
     return lines
-
-
-def _typeset(text: str) -> str:
-    return text.replace(" -", " −")
 
 
 def main() -> None:

@@ -1,25 +1,23 @@
 """Does it matter what is grown, and where? Each kind of problem against each blueprint at each slot.
 
-    python benchmarks/need_and_place.py --quick                 # about 3 minutes on one core; prints, writes nothing
-    python benchmarks/need_and_place.py --processes 16          # writes docs/need_and_place.md and .json
+    python benchmarks/need_and_place.py --rounds 1 --seeds 2    # writes docs/need_and_place.md and .json: half an hour
 
 Every run is a fixed schedule through the real lifecycle: germinate at epoch 2, fossilize when the gate lets it, settle
 at the end. Score = accuracy − 5 points per extra host-size of parameters. Choices are made by validation scores on one
 half of the random seeds, and judged by test scores on the other half; then the halves change places. Draws are training
-draws: held-out ones are for judging controllers. `--cache FILE` keeps finished runs, so that a killed one continues.
+draws: held-out ones are for judging controllers.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import multiprocessing
 import os
 import time
-from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any, NamedTuple
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -29,21 +27,23 @@ import torch
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.measure import evaluate, gather
 from esper.engine.prepare import task_learner
+from esper.env.rent import score
 from esper.env.situation import observe
 from esper.growth.attach import attach
 from esper.growth.blueprints import LAYOUTS, fitting
 from esper.growth.model import GrowingModel
 from esper.growth.seed import parameter_count
 from esper.policy.schedule import FixedSchedule, Planting
-from esper.tasks.family import Draw, Family, get_family
+from esper.tasks.family import Draw, get_family
 from esper.tasks.feed import chunks
 from esper.tasks.mixed import KINDS
 from esper.training.own.run import settle
+from esper.training.workers import in_processes
+from results.markdown import table
+from results.measure import ROOT, reporter
 
-RENT = 5.0
 GERMINATE = 2  # epoch
 NONE = "none"
-DOCS = Path(__file__).resolve().parents[1] / "docs"
 
 # Besides every blueprint at every slot, and at all slots that the limits allow: what a careful person might plant.
 COMBINATIONS = {
@@ -52,45 +52,19 @@ COMBINATIONS = {
     "dense": ("norm@0+mlp_small@1", "mlp_small@0+norm@1"),
     "sequence": ("attention@0+norm@1", "norm@0+attention@1", "attention@0+mlp_small@1"),
 }
-QUICK_KINDS = (
-    "series motif @0",
-    "series distant @1",
-    "series composition @0",
-    "vector channel @1",
-    "vector nothing",
-    "token distant @0",
-    "token scale @0",
-)
-QUICK = {
-    "conv1d": ("norm", "depthwise", "pointwise", "attention"),
-    "conv2d": ("norm", "depthwise", "pointwise"),
-    "dense": ("norm", "mlp_small"),
-    "sequence": ("norm", "mlp_small", "attention"),
-}
 
 
-@dataclass(frozen=True, slots=True)
-class Run:
-    """One schedule on one draw with one random seed."""
+Job = tuple[str, int, str, int]
+"""Family, draw id, plan (what of a schedule the draw's limits let germinate), random seed."""
 
-    family: str
-    number: int
-    plan: str
-    """What of the schedule the draw's limits let germinate."""
-    seed: int
+
+class Run(NamedTuple):
+    """One plan on one draw with one random seed."""
+
     val: float
+    """Scores, on validation and test data."""
     test: float
-    ratio: float
-    """Parameters over the host's, at the end."""
-    kept: str
     seconds: float
-
-    @property
-    def key(self) -> tuple[str, int, str, int]:
-        return self.family, self.number, self.plan, self.seed
-
-    def score(self, accuracy: float) -> float:
-        return accuracy - RENT * (self.ratio - 1.0)
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
@@ -98,12 +72,7 @@ class Run:
 
 @lru_cache(maxsize=8)
 def draw_of(family: str, number: int) -> Draw:
-    return families()[family].draw(number)
-
-
-@lru_cache(maxsize=1)
-def families() -> dict[str, Family]:
-    return {"mixed": get_family("mixed"), "natural": get_family("natural")}
+    return get_family(family).draw(number)
 
 
 def loads(number: int) -> bool:
@@ -130,12 +99,10 @@ def body(draw: Draw) -> GrowingModel:
     )
 
 
-def schedules(model: GrowingModel, quick: bool) -> list[str]:
-    layout = model.slots[0].shape.layout
-    names = [b.name for b in fitting(model.slots[0].shape) if not quick or b.name in QUICK[layout]]
+def schedules(model: GrowingModel) -> list[str]:
+    names = [blueprint.name for blueprint in fitting(model.slots[0].shape)]
     singles = [f"{name}@{slot.index}" for name in names for slot in model.slots]
-    combinations = COMBINATIONS[layout][:1] if quick else COMBINATIONS[layout]
-    return [NONE, *singles, *(f"{name}@*" for name in names), *combinations]
+    return [NONE, *singles, *(f"{name}@*" for name in names), *COMBINATIONS[model.slots[0].shape.layout]]
 
 
 def plan_of(schedule: str, model: GrowingModel) -> str:
@@ -157,10 +124,9 @@ def plantings(schedule: str, slots: int) -> list[tuple[str, int]]:
     return [(name, i) for name, at in parts for i in (range(slots) if at == "*" else [int(at)]) if i < slots]
 
 
-def run(job: tuple[str, int, str, int]) -> Run:
+def run(job: Job) -> Run:
     family, number, plan, seed = job
-    draw = draw_of(family, number)
-    started = time.process_time()
+    draw, started = draw_of(family, number), time.process_time()
     # Seeds of a draw are two apart, so that they stay training seeds.
     learner = task_learner(draw.task, draw.seed + 2 * seed, draw.horizon, budget=draw.budget, max_seeds=draw.max_seeds)
     planting = [Planting(GERMINATE, i, dict.fromkeys(LAYOUTS, name)) for name, i in plantings(plan, 99)]
@@ -172,104 +138,71 @@ def run(job: tuple[str, int, str, int]) -> Run:
     settle(learner)
     model = learner.model
     splits = (draw.task.splits.val, draw.task.splits.test)
-    val, test = gather([evaluate(model, chunks(split), learner.loss, learner.score) for split in splits])
-    kept = "+".join(f"{slot.life.blueprint}@{slot.index}" for slot in model.slots if slot.seed is not None)
-    ratio = model.parameter_count / model.host_parameters
-    seconds = time.process_time() - started
-    return Run(family, number, plan, seed, val.accuracy, test.accuracy, ratio, kept or NONE, seconds)
-
-
-def start_worker() -> None:
-    torch.set_num_threads(1)
-
-
-def run_all(jobs: Iterable[tuple[str, int, str, int]], processes: int, cache: Path | None) -> dict[tuple, Run]:
-    done: dict[tuple, Run] = {}
-    if cache is not None and cache.exists():
-        done = {r.key: r for r in (Run(**json.loads(line)) for line in cache.read_text().splitlines())}
-    jobs = [job for job in jobs if job not in done]
-    started = time.time()
-    with multiprocessing.get_context("spawn").Pool(processes, start_worker) as pool:
-        for count, result in enumerate(pool.imap_unordered(run, jobs, chunksize=2), 1):
-            done[result.key] = result
-            if cache is not None:
-                with cache.open("a") as file:
-                    file.write(json.dumps(asdict(result)) + "\n")
-            if count % 100 == 0 or count == len(jobs):
-                print(f"  {count} of {len(jobs)} runs, {time.time() - started:.0f} s", flush=True)
-    return done
+    found = gather([evaluate(model, chunks(split), learner.loss, learner.score) for split in splits])
+    val, test = (score(one.accuracy, model.parameter_count, model.host_parameters) for one in found)
+    return Run(val, test, time.process_time() - started)
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True, slots=True)
-class Table:
+class Problem(NamedTuple):
     """The scores of all schedules on one draw."""
 
     draw: Draw
     layout: str
     names: tuple[str, ...]
-    val: np.ndarray  # [schedules, seeds], scores
+    val: np.ndarray  # [schedules, seeds]
     test: np.ndarray
     planted: dict[str, str]
     """What of each schedule the limits let germinate."""
 
-    def mean(self, name: str) -> float:
-        return float(self.test[self.names.index(name)].mean())
+    def half(self, name: str, split: str, seeds: np.ndarray) -> float:
+        return float(getattr(self, split)[self.names.index(name), seeds].mean())
 
 
-def tabulate(family: str, numbers: Iterable[int], seeds: int, quick: bool, done: dict[tuple, Run]) -> list[Table]:
-    tables = []
-    for number in numbers:
-        draw = draw_of(family, number)
-        model = body(draw)
-        names = schedules(model, quick)
-        runs = [[done[family, number, plan_of(name, model), seed] for seed in range(seeds)] for name in names]
-        val, test = (np.array([[r.score(getattr(r, part)) for r in row] for row in runs]) for part in ("val", "test"))
-        planted = {name: row[0].plan for name, row in zip(names, runs, strict=True)}
-        tables.append(Table(draw, model.slots[0].shape.layout, tuple(names), val, test, planted))
-    return tables
+def problem_of(family: str, number: int, seeds: int, done: dict[Job, Run]) -> Problem:
+    draw = draw_of(family, number)
+    model = body(draw)
+    planted = {name: plan_of(name, model) for name in schedules(model)}
+    runs = [[done[family, number, plan, seed] for seed in range(seeds)] for plan in planted.values()]
+    val, test = (np.array([[getattr(one, split) for one in row] for row in runs]) for split in ("val", "test"))
+    return Problem(draw, model.slots[0].shape.layout, tuple(planted), val, test, planted)
 
 
-def headroom(tables: list[Table]) -> dict[str, object]:
+def headroom(problems: list[Problem]) -> dict[str, Any]:
     """Per-draw best against the best single schedule (one per layout, as a schedule file can say), both chosen on one
     half of the seeds and scored on the other; mean over both ways round, interval by bootstrap over draws."""
-    seeds = tables[0].val.shape[1]
+    seeds = problems[0].val.shape[1]
     halves = (np.arange(seeds) < seeds // 2, np.arange(seeds) >= seeds // 2)
-    gains, single = np.zeros(len(tables)), {}
+    gains, single = np.zeros(len(problems)), dict[str, list[str]]()
     for choose, judge in (halves, halves[::-1]):
-        for layout in {table.layout for table in tables}:
-            of = [i for i, table in enumerate(tables) if table.layout == layout]
-            names = [n for n in tables[of[0]].names if all(n in tables[i].names for i in of)]
-            means = {n: np.mean([_half(tables[i], n, "val", choose) for i in of]) for n in names}
+        for layout in dict.fromkeys(problem.layout for problem in problems):
+            of = [i for i, problem in enumerate(problems) if problem.layout == layout]
+            names = [n for n in problems[of[0]].names if all(n in problems[i].names for i in of)]
+            means = {n: np.mean([problems[i].half(n, "val", choose) for i in of]) for n in names}
             fixed = max(means, key=means.__getitem__)
             single.setdefault(layout, []).append(fixed)
             for i in of:
-                table = tables[i]
-                best = max(table.names, key=lambda n, table=table: _half(table, n, "val", choose))
-                gains[i] += 0.5 * (_half(table, best, "test", judge) - _half(table, fixed, "test", judge))
+                validation = {name: problems[i].half(name, "val", choose) for name in problems[i].names}
+                best = max(validation, key=validation.__getitem__)
+                gains[i] += 0.5 * (problems[i].half(best, "test", judge) - problems[i].half(fixed, "test", judge))
     rng = np.random.default_rng(0)
-    resampled = gains[rng.integers(0, len(gains), (10_000, len(gains)))].mean(1)
-    low, high = np.percentile(resampled, (2.5, 97.5))
+    low, high = np.percentile(gains[rng.integers(0, len(gains), (10_000, len(gains)))].mean(1), (2.5, 97.5))
     return {
         "points": float(gains.mean()),
         "low": float(low),
         "high": float(high),
-        "draws": len(tables),
+        "draws": len(problems),
         "single": {layout: " / ".join(dict.fromkeys(names)) for layout, names in single.items()},
-        "gains": [float(gain) for gain in gains],
+        "gains": gains.tolist(),
     }
-
-
-def _half(table: Table, name: str, part: str, seeds: np.ndarray) -> float:
-    return float(getattr(table, part)[table.names.index(name), seeds].mean())
 
 
 # -- writing -----------------------------------------------------------------------------------------------------------
 
 
-def headline(title: str, found: dict) -> str:
+def headline(title: str, found: dict[str, Any]) -> str:
     single = ", ".join(f"{layout}: {name}" for layout, name in found["single"].items())
     return (
         f"{title}: the per-draw best schedule is {found['points']:.1f} points of score better than the best single one "
@@ -277,71 +210,58 @@ def headline(title: str, found: dict) -> str:
     )
 
 
-def by_kind(tables: list[Table]) -> dict[str, list[Table]]:
-    kinds: dict[str, list[Table]] = {}
-    for table in tables:
-        kinds.setdefault(str(table.draw.facts["kind"]), []).append(table)
+def by_kind(problems: list[Problem]) -> dict[str, tuple[list[Problem], dict[str, float]]]:
+    """The draws of each kind of problem, with the mean score of each schedule on them."""
+    kinds: dict[str, list[Problem]] = {}
     order = {kind: i for i, kind in enumerate(KINDS)}
-    return dict(sorted(kinds.items(), key=lambda item: order.get(item[0], 99)))
+    for problem in sorted(problems, key=lambda one: order.get(str(one.draw.facts["kind"]), 99)):
+        kinds.setdefault(str(problem.draw.facts["kind"]), []).append(problem)
+    every = slice(None)
+    return {
+        kind: (of, {name: float(np.mean([one.half(name, "test", every) for one in of])) for name in of[0].names})
+        for kind, of in kinds.items()
+    }
 
 
-def mean_scores(tables: list[Table]) -> dict[str, float]:
-    return {name: float(np.mean([table.mean(name) for table in tables])) for name in tables[0].names}
-
-
-def summary(tables: list[Table]) -> list[str]:
-    lines = [
-        "| problem | meant | none | best | score | best other blueprint | best one's blueprint elsewhere |",
-        "|---|---|---|---|---|---|---|",
-    ]
-    for kind, of in by_kind(tables).items():
-        scores = mean_scores(of)
+def summary(problems: list[Problem]) -> list[str]:
+    rows = []
+    for kind, (of, scores) in by_kind(problems).items():
         best = max(scores, key=scores.__getitem__)
-        blueprint = best.split("@")[0]
-        single = [n for n in scores if "+" not in n and "*" not in n]
-        others = [n for n in single if n.split("@")[0] != blueprint]
-        elsewhere = [n for n in single if n.split("@")[0] == blueprint and n != best]
-        shown = [_best(scores, names) for names in (others, elsewhere)]
-        meant = of[0].draw.facts.get("answer", "")
-        lines.append(f"| {kind} | {meant} | {scores[NONE]:.1f} | {best} | {scores[best]:.1f} | {' | '.join(shown)} |")
-    return lines
+        single = [n for n in scores if "+" not in n and "*" not in n and n != best]
+        same = [n for n in single if n.split("@")[0] == best.split("@")[0]]
+        others = [n for n in single if n not in same]
+        shown = [f"{name} {scores[name]:.1f}" if name else "" for name in (_best(scores, others), _best(scores, same))]
+        meant = str(of[0].draw.facts.get("answer", ""))
+        rows.append([kind, meant, f"{scores[NONE]:.1f}", best, f"{scores[best]:.1f}", *shown])
+    head = ["problem", "meant", "none", "best", "score", "best other blueprint", "best one's blueprint elsewhere"]
+    return table(head, rows)
 
 
 def _best(scores: dict[str, float], names: list[str]) -> str:
-    if not names:
-        return ""
-    name = max(names, key=scores.__getitem__)
-    return f"{name} {scores[name]:.1f}"
+    return max(names, key=scores.__getitem__, default="")
 
 
-def details(tables: list[Table]) -> list[str]:
+def details(problems: list[Problem]) -> list[str]:
     lines = []
-    for kind, of in by_kind(tables).items():
-        scores = mean_scores(of)
-        slots = 1 + max(int(n[-1]) for n in scores if n[-1].isdigit())
+    for kind, (of, scores) in by_kind(problems).items():
         best = max(scores.values())
-        hosts = ", ".join(str(table.draw.facts.get("widths", "")) for table in of)
-        lines += ["", f"### {kind}", "", f"Hosts: {hosts or kind}. Without growth: {_cell(scores, NONE, best)}.", ""]
+        cells = {n: f"**{value:.1f}**" if value >= best - 0.05 else f"{value:.1f}" for n, value in scores.items()}
+        slots = 1 + max(int(n[-1]) for n in scores if n[-1].isdigit())
+        hosts = ", ".join(str(problem.draw.facts.get("widths", "")) for problem in of)
+        lines += ["", f"### {kind}", "", f"Hosts: {hosts or kind}. Without growth: {cells[NONE]}.", ""]
         lines += [f"| | {' | '.join(f'slot {i}' for i in range(slots))} |", "|---|" + "---|" * slots]
         for blueprint in dict.fromkeys(n.split("@")[0] for n in scores if "+" not in n and n != NONE):
-            cells = [_cell(scores, f"{blueprint}@{i}", best) for i in range(slots)]
-            lines.append(f"| {blueprint} | {' | '.join(cells)} |")
-        more = [f"{n} {_cell(scores, n, best)}" for n in scores if "+" in n or "*" in n]
-        lines += ["", f"Combinations: {', '.join(more)}."]
+            shown = [cells.get(f"{blueprint}@{i}", "") for i in range(slots)]
+            lines.append(f"| {blueprint} | {' | '.join(shown)} |")
+        lines += ["", f"Combinations: {', '.join(f'{n} {cells[n]}' for n in scores if '+' in n or '*' in n)}."]
     return lines
 
 
-def _cell(scores: dict[str, float], name: str, best: float) -> str:
-    if name not in scores:
-        return ""
-    return f"**{scores[name]:.1f}**" if scores[name] >= best - 0.05 else f"{scores[name]:.1f}"
-
-
-def page(mixed: list[Table], natural: list[Table], command: str, runs: dict[tuple, Run]) -> str:
+def page(mixed: list[Problem], natural: list[Problem], command: str, runs: dict[Job, Run]) -> str:
     lines = [
         "# Need and place: does it matter what is grown, and where?",
         "",
-        f"Written by `{command}`; do not edit. Every figure is a score in points: test accuracy − {RENT:g} × "
+        f"Written by `{command}`; do not edit. Every figure is a score in points: test accuracy − 5 × "
         "(parameters / host's parameters − 1), the mean over draws and random seeds, of a fixed schedule through the "
         f"real lifecycle (germinate at epoch {GERMINATE}, fossilize when the gate passes). A schedule that a draw's "
         "budget forbids scores as no growth.",
@@ -372,62 +292,60 @@ def page(mixed: list[Table], natural: list[Table], command: str, runs: dict[tupl
     return "\n".join(lines)
 
 
-def epoch_cost(tables: list[Table], runs: dict[tuple, Run]) -> str:
-    horizons = {("mixed", int(table.draw.facts["number"])): (table.layout, table.draw.horizon) for table in tables}
+def epoch_cost(problems: list[Problem], runs: dict[Job, Run]) -> str:
+    known = {int(problem.draw.facts["number"]): problem for problem in problems}
     costs: dict[str, list[float]] = {}
-    for r in runs.values():
-        if r.plan == NONE and (r.family, r.number) in horizons:
-            layout, horizon = horizons[r.family, r.number]
-            costs.setdefault(layout, []).append(1e3 * r.seconds / horizon)
+    for (family, number, plan, _), one in runs.items():
+        if plan == NONE and family == "mixed":
+            costs.setdefault(known[number].layout, []).append(1e3 * one.seconds / known[number].draw.horizon)
     return ", ".join(f"{layout} {np.median(each):.0f} ({max(each):.0f})" for layout, each in costs.items())
 
 
-def as_json(tables: list[Table]) -> list[dict]:
+def as_json(problems: list[Problem]) -> list[dict[str, Any]]:
     return [
         {"facts": t.draw.facts, "seed": t.draw.seed, "horizon": t.draw.horizon, "budget": t.draw.budget}
         | {"max_seeds": t.draw.max_seeds, "layout": t.layout, "planted": t.planted}
         | {"val": dict(zip(t.names, t.val.round(2).tolist(), strict=True))}
         | {"test": dict(zip(t.names, t.test.round(2).tolist(), strict=True))}
-        for t in tables
+        for t in problems
     ]
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="a few kinds, blueprints and seeds; prints only")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--rounds", type=int, default=2, help="draws of each kind")
     parser.add_argument("--seeds", type=int, default=4, help="random seeds per draw, an even number")
-    parser.add_argument("--cache", type=Path, help="file of finished runs, continued if it exists")
-    parser.add_argument("--out", type=Path, default=DOCS, help="folder of need_and_place.md and .json")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder of need_and_place.md and .json")
     options = parser.parse_args()
-    seeds = 2 if options.quick else options.seeds
-    mixed_numbers = range(len(KINDS) * (1 if options.quick else options.rounds))
-    if options.quick:
-        mixed_numbers = [n for n in mixed_numbers if draw_of("mixed", n).facts["kind"] in QUICK_KINDS]
-    wanted = {"mixed": mixed_numbers, "natural": [n for n in (range(1, 2) if options.quick else range(8)) if loads(n)]}
+    wanted = {"mixed": range(len(KINDS) * options.rounds), "natural": [n for n in range(8) if loads(n)]}
+    found = measure(wanted, options.seeds, options.workers)
+    mixed, natural = ([problem_of(name, n, options.seeds, found) for n in wanted[name]] for name in wanted)
+    command = f"python benchmarks/need_and_place.py --rounds {options.rounds} --seeds {options.seeds}"
+    text = page(mixed, natural, command, found)
+    options.out.mkdir(parents=True, exist_ok=True)
+    (options.out / "need_and_place.md").write_text(text)
+    content = {"headroom": {"mixed": headroom(mixed), "natural": headroom(natural)}}
+    content |= {"mixed": as_json(mixed), "natural": as_json(natural)}
+    (options.out / "need_and_place.json").write_text(json.dumps(content, indent=1))
+    print("\n".join(text.split("\n")[4:8] + summary(mixed) + summary(natural)))
+
+
+def measure(wanted: dict[str, Sequence[int]], seeds: int, workers: int) -> dict[Job, Run]:
+    """Every schedule on every draw; those that a draw's limits make the same are run once."""
     jobs = dict.fromkeys(
         (family, number, plan_of(name, model), seed)
         for family, numbers in wanted.items()
         for number in numbers
         for model in [body(draw_of(family, number))]
-        for name in schedules(model, options.quick)
+        for name in schedules(model)
         for seed in range(seeds)
     )
-    print(f"{len(jobs)} runs on {options.processes} processes", flush=True)
-    done = run_all(jobs, options.processes, options.cache)
-    mixed, natural = (tabulate(family, numbers, seeds, options.quick, done) for family, numbers in wanted.items())
-    command = f"python benchmarks/need_and_place.py --rounds {options.rounds} --seeds {seeds}"
-    text = page(mixed, natural, command, done)
-    if options.quick:
-        print(text)
-        return
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "need_and_place.md").write_text(text)
-    found = {"mixed": headroom(mixed), "natural": headroom(natural)}
-    content = {"headroom": found, "mixed": as_json(mixed), "natural": as_json(natural)}
-    (options.out / "need_and_place.json").write_text(json.dumps(content, indent=1))
-    print("\n".join(text.split("\n")[4:8] + summary(mixed) + summary(natural)))
+    report, done = reporter("need and place", len(jobs)), dict[Job, Run]()
+    for job, one in in_processes(run, list(jobs), workers):
+        done[job] = one
+        report(job, [one])
+    return done
 
 
 if __name__ == "__main__":

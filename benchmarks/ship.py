@@ -1,10 +1,9 @@
 """Maintainers: put a learned controller into the package, so that it comes by name. Or, without arguments, check them.
 
-    python benchmarks/ship.py runs/best mine --provenance mine.json        # a run, or a checkpoint
-    esper compare --controllers none,random,schedule,heuristic,mine --out NEW     # judge the very file that ships
-    python benchmarks/ship.py mine mine --judged NEW/comparison.json       # note the score; or the one that
-                                                                           # benchmarks/results/run.py mixed wrote
-    python benchmarks/ship.py small-dense+small-conv small                 # a pair: dense slots only, and others
+    python benchmarks/ship.py runs/best mine --provenance mine.json            # a run, or a checkpoint
+    python benchmarks/results/run.py mixed --controller mine                   # judge the very file that ships
+    python benchmarks/ship.py mine mine --judged docs/results/mine/mixed.json  # note the score
+    python benchmarks/ship.py small-dense+small-conv small                     # a pair: dense slots only, and others
 
 It keeps the network (in float16) and the statistics of observations and returns, and nothing else of the checkpoint.
 A pair has no policy of its own, only a provenance. The file of --provenance states what only a person knows
@@ -40,8 +39,8 @@ from esper.config import settings_from
 from esper.files import write_whole
 from esper.policy.catalogue import CONTROLLERS
 from esper.training.catalogue import make_controller, policy_file
-from results.figures import best_rival, estimate, versus
-from results.kept import LEARNED
+from results.estimates import best_rival, difference, estimate
+from results.measure import LEARNED, read
 
 
 def rounded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -60,41 +59,22 @@ def rounded(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def judgement(path: Path, name: str, sha256: str) -> dict[str, Any]:
-    """The score of the row `name` in a comparison.json of `esper compare`, or of the learned one in mixed.json."""
-    facts = json.loads(path.read_text("utf-8"))
-    if facts.get("part") == "mixed":
-        if facts.get("learned_sha256") != sha256:
-            raise ValueError(f"{path} is about another policy than the one that ships as {name}")
-        return _from_results(facts)
-    rows = {row["name"]: row for row in facts["rows"]}
-    if name not in rows:
-        raise ValueError(f"{path} compares {', '.join(rows)}, but not {name}")
-    draws, row = facts["common_draws"], rows[name]
-    if draws != list(range(draws[0], draws[-1] + 1)):
-        raise ValueError(f"{path} is not complete: draws are missing between {draws[0]} and {draws[-1]}")
-    versus = row["vs_best_rule"]
-    return {
-        "on": f"held-out draws {draws[0]} to {draws[-1]} of {facts['task']}",
-        **{key: row["score"][key] for key in ("value", "low", "high")},
-        "rule": facts["best_rule"] if versus else None,
-        "vs_rule": versus and versus["value"],
-        "vs_rule_low": versus and versus["low"],
-        "vs_rule_high": versus and versus["high"],
-    }
-
-
-def _from_results(facts: dict[str, Any]) -> dict[str, Any]:
+    """The score of the learned controller in what `run.py mixed` wrote, and the difference to the best rule."""
+    facts = read(path) or {}
+    if facts.get("part") != "mixed" or facts.get("learned_sha256") != sha256:
+        raise ValueError(f"{path} is not what `run.py mixed` measured of the policy that ships as {name}")
     numbers = [draw["number"] for draw in facts["draws"]]
     own, rule = estimate(facts, LEARNED, "score"), best_rival(facts)
-    versus_rule = versus(facts, rule).score
+    versus = difference(facts, rule)
     return {
         "on": f"held-out draws {min(numbers)} to {max(numbers)} of mixed",
-        **{key: getattr(own, key) for key in ("value", "low", "high")},
+        "value": own.value,
+        "low": own.low,
+        "high": own.high,
         "rule": facts["controllers"][rule],
-        **{
-            f"vs_rule{end}": getattr(versus_rule, key)
-            for end, key in (("", "value"), ("_low", "low"), ("_high", "high"))
-        },
+        "vs_rule": versus.value,
+        "vs_rule_low": versus.low,
+        "vs_rule_high": versus.high,
     }
 
 
@@ -186,7 +166,7 @@ def main() -> None:
     parser.add_argument("source", nargs="?", help="checkpoint, run, or shipped name")
     parser.add_argument("name", nargs="?", help="what it will be called")
     parser.add_argument("--provenance", type=Path, help="JSON file that states where it comes from")
-    parser.add_argument("--judged", type=Path, help="comparison.json of esper compare in which it has a row")
+    parser.add_argument("--judged", type=Path, help="mixed.json of benchmarks/results/run.py")
     given = parser.parse_args()
     torch.set_num_threads(1)
     if given.source is None:

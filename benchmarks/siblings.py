@@ -2,8 +2,8 @@
 
     python benchmarks/siblings.py --controller small-conv --problems 24 --workers 2
 
-Four copies of a policy play each problem with different dice. What their advantages at a step have in common is what
-the critic did not know about the problem; `PPOConfig.siblings` subtracts it. Printed by the age of the episode: the
+Four copies of a policy play each problem with different random seeds. What their advantages at a step share is what
+the critic did not predict of the problem; `PPOConfig.siblings` subtracts it. Printed by the age of the episode: the
 variance between and within problems, and that of the advantages as they are and against siblings.
 """
 

@@ -1,17 +1,26 @@
-"""What the results must show, each line decided by the numbers. The thresholds stand here and nowhere else."""
+"""What the results must show, each line decided by the numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
-from esper.training.statistics import Estimate
-from results.figures import Content, best_rival, estimate, gains, harm, rivals, share_kept, shortfall, versus
-from results.kept import LEARNED, SCHEDULE
-from results.wording import in_points, plain, share, share_with_interval
+from results.estimates import (
+    HARM_LIMIT,
+    Content,
+    best_rival,
+    difference,
+    estimate,
+    gains,
+    harm,
+    improvement,
+    rivals,
+    share_kept,
+    shortfall,
+)
+from results.markdown import in_points, plain, share, share_with_interval, table
+from results.measure import LEARNED, SCHEDULE, SCRATCH
 
-HARM_LIMIT = -0.5
-"""Points of test accuracy: a draw below this was harmed."""
 SHARE_KEPT = 0.7
 """Of the gain over the fixed schedule, on families that the controller was not trained on."""
 BETTER_THAN_RANDOM = 0.75
@@ -22,8 +31,7 @@ MINUTES = 30
 """For the main table on two cores."""
 
 
-@dataclass(frozen=True, slots=True)
-class Claim:
+class Claim(NamedTuple):
     """One line that the results must show."""
 
     text: str
@@ -32,8 +40,20 @@ class Claim:
     evidence: str = "not measured yet"
 
 
+def claims_section(parts: Mapping[str, Content | None]) -> list[str]:
+    found = claims(parts)
+    words = {True: "**holds**", False: "**does not hold**", None: "open"}
+    counts = [sum(claim.holds is value for claim in found) for value in (True, False, None)]
+    return [
+        f"{counts[0]} lines hold, {counts[1]} do not, {counts[2]} are open. A line about a difference holds if "
+        "its whole 95 % interval lies on the right side of 0.",
+        "",
+        *table(["line", "", "measured"], ((claim.text, words[claim.holds], claim.evidence) for claim in found)),
+    ]
+
+
 def claims(parts: Mapping[str, Content | None]) -> list[Claim]:
-    """`parts` by name: mixed, mixed_quick, harm, transfer, cifar; None for those that were not run."""
+    """`parts` by name: mixed, harm, transfer, cifar; None for those that were not run."""
     mixed = parts["mixed"]
     return [
         *_beats_everyone(mixed),
@@ -41,17 +61,8 @@ def claims(parts: Mapping[str, Content | None]) -> list[Claim]:
         _harmless(parts["harm"]),
         *_transfer(parts["transfer"], mixed),
         *_images(parts["cifar"]),
-        _quick(mixed, parts["mixed_quick"]),
+        _in_time(mixed),
     ]
-
-
-def above_zero(found: Estimate) -> bool:
-    """The whole 95 % interval."""
-    return found.low is not None and found.low > 0.0
-
-
-def below_zero(found: Estimate) -> bool:
-    return found.high is not None and found.high < 0.0
 
 
 def _beats_everyone(mixed: Content | None) -> list[Claim]:
@@ -59,11 +70,11 @@ def _beats_everyone(mixed: Content | None) -> list[Claim]:
         return [Claim("A better score than every baseline on held-out draws of `mixed`", None)]
     found = []
     for rival in rivals(mixed):
-        against = versus(mixed, rival)
-        evidence = f"{in_points(against.score)} points; better in {share(against.better.value)} of the draws"
-        found.append(Claim(f"A better score than *{rival}* on `mixed`", above_zero(against.score), evidence))
+        points = difference(mixed, rival)
+        evidence = f"{in_points(points)} points; better in {share(improvement(mixed, rival).value)} of the draws"
+        found.append(Claim(f"A better score than *{rival}* on `mixed`", _above_zero(points.low), evidence))
     if "random" in mixed["episodes"]:
-        better = versus(mixed, "random").better
+        better = improvement(mixed, "random")
         text = f"Better than chance in at least {share(BETTER_THAN_RANDOM)} of the draws"
         found.append(Claim(text, better.value >= BETTER_THAN_RANDOM, share_with_interval(better)))
     return found
@@ -82,10 +93,10 @@ def _beats_static(mixed: Content | None) -> list[Claim]:
         evidence = f"{own.value:.3f} points against {least.value:.3f} of *{rule}*; with what is below 0: {signed}"
         found = [Claim(regret_text, own.value <= SHARE_OF_REGRET * least.value, evidence)]
     for label in mixed["controls"]:
-        if label.startswith(f"{LEARNED}: from scratch"):
-            against = versus(mixed, label).accuracy
+        if label.startswith(SCRATCH):
+            points = difference(mixed, label, "accuracy")
             text = f"More accurate than its own final networks trained{label.partition(':')[2]}"
-            found.append(Claim(text, above_zero(against), f"{in_points(against)} points of accuracy"))
+            found.append(Claim(text, _above_zero(points.low), f"{in_points(points)} points of accuracy"))
     return found
 
 
@@ -93,10 +104,10 @@ def _harmless(content: Content | None) -> Claim:
     text = f"Harmless: no draw ends more than {plain(-HARM_LIMIT)} points of accuracy below no growth"
     if content is None:
         return Claim(text, None)
-    found = harm(content, HARM_LIMIT)
-    worst = min(found.differences.values())
-    evidence = f"{len(found.below)} of {len(found.differences)} draws; the worst at {plain(worst)} points"
-    return Claim(text, not found.below, evidence)
+    differences = list(harm(content).values())
+    below = sum(points < HARM_LIMIT for points in differences)
+    evidence = f"{below} of {len(differences)} draws; the worst at {plain(differences[0])} points"
+    return Claim(text, not below, evidence)
 
 
 def _transfer(content: Content | None, mixed: Content | None) -> list[Claim]:
@@ -106,8 +117,8 @@ def _transfer(content: Content | None, mixed: Content | None) -> list[Claim]:
         return [Claim(kept_text, None), Claim(worse_text, None)]
     families = content["families"]
     kept = share_kept([gains(family, SCHEDULE) for family in families.values()], gains(mixed, SCHEDULE))
-    against = {name: versus(family, "none").score for name, family in families.items()}
-    worse = [f"{name} {in_points(found)}" for name, found in against.items() if below_zero(found)]
+    against = {name: difference(family, "none") for name, family in families.items()}
+    worse = [f"{name} {in_points(one)}" for name, one in against.items() if one.high is not None and one.high < 0.0]
     return [
         Claim(kept_text, False, "there is no gain over the fixed schedule on `mixed`")
         if kept is None
@@ -123,19 +134,22 @@ def _images(content: Content | None) -> list[Claim]:
     for name, host in content["hosts"].items():
         if LEARNED not in host["episodes"]:
             continue
-        rules = {label: rows for label, rows in host["episodes"].items() if not label.startswith(f"{LEARNED}:")}
-        rival = best_rival({"episodes": rules})
-        against = versus(host, rival).score
+        rival = best_rival(host)
+        points = difference(host, rival)
         text = f"A better score than the best baseline, `{rival}`, on {name}"
-        found.append(Claim(text, above_zero(against), f"{in_points(against)} points"))
+        found.append(Claim(text, _above_zero(points.low), f"{in_points(points)} points"))
     return found
 
 
-def _quick(whole: Content | None, fewer_draws: Content | None) -> Claim:
+def _in_time(mixed: Content | None) -> Claim:
     text = f"One command gives the main table on 2 cores in under {MINUTES} minutes"
-    content = whole if whole is not None and whole["workers"] <= 2 else fewer_draws
-    if content is None:
+    if mixed is None or mixed["workers"] > 2:
         return Claim(text, None)
-    minutes, workers = content["wall_seconds"] / 60, content["workers"]
-    evidence = f"{len(content['draws'])} draws in {minutes:.0f} minutes with {workers} processes"
-    return Claim(text, None if workers > 2 else minutes < MINUTES, evidence)
+    minutes = mixed["wall_seconds"] / 60
+    evidence = f"{len(mixed['draws'])} draws in {minutes:.0f} minutes with {mixed['workers']} processes"
+    return Claim(text, minutes < MINUTES, evidence)
+
+
+def _above_zero(low: float | None) -> bool:
+    """The whole 95 % interval."""
+    return low is not None and low > 0.0

@@ -1,20 +1,18 @@
 """Problems that exist only to judge controllers: other random seeds, deeper hosts with more slots, real images.
 
-Nothing here is drawn when controllers are trained, tuned or chosen; some of it has relatives that are
-(docs/results.md).
+No controller is trained, tuned or chosen on them; some have relatives in training families (docs/results.md).
 """
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
-from pathlib import Path
 
 import numpy as np
 import torch
-from torch import nn
 
 from esper.growth.blueprints import SlotShape
 from esper.growth.seed import parameter_count
@@ -102,36 +100,25 @@ class DeepVectors:
             attends=[False] * self.slots,
             pools=[1] * self.slots,
         )
-        task = _generated(self, host, inputs, rng, learning_rate=5e-3 if need == "scale" else 1e-2)
+        splits = []
+        for count in (int(rng.integers(1200, 2001)), VAL, TEST):
+            labels = rng.permutation(np.arange(count, dtype=np.int64) % needs.CLASSES)
+            splits.append(Split(torch.from_numpy(inputs(labels, rng).astype(np.float32)), torch.from_numpy(labels)))
+        task = Task(
+            name=self.name,
+            description="generated",
+            splits=Splits(*splits),
+            make_host=host,
+            slots=tuple(f"stages.{i}" for i in range(self.slots)),
+            labels=tuple(str(label) for label in range(needs.CLASSES)),
+            batch_size=64,
+            updates_per_epoch=60,
+            learning_rate=5e-3 if need == "scale" else 1e-2,
+        )
         facts: dict[str, Fact] = {"kind": need, "widths": _dashed(widths), "place": place}
         shape = SlotShape("dense", widths[place])
         least = {"channel": ("mlp_small", shape), "scale": ("norm", shape), "nothing": None}[need]
         return _limited(task, rng, held_out, self.horizon, facts, least)
-
-
-def _generated(
-    family: DeepVectors,
-    host: Callable[[], nn.Module],
-    inputs: Callable[..., needs.Inputs],
-    rng: np.random.Generator,
-    *,
-    learning_rate: float,
-) -> Task:
-    splits = []
-    for count in (int(rng.integers(1200, 2001)), VAL, TEST):
-        labels = rng.permutation(np.arange(count, dtype=np.int64) % needs.CLASSES)
-        splits.append(Split(torch.from_numpy(inputs(labels, rng).astype(np.float32)), torch.from_numpy(labels)))
-    return Task(
-        name=family.name,
-        description="generated",
-        splits=Splits(*splits),
-        make_host=host,
-        slots=tuple(f"stages.{i}" for i in range(family.slots)),
-        labels=tuple(str(label) for label in range(needs.CLASSES)),
-        batch_size=64,
-        updates_per_epoch=60,
-        learning_rate=learning_rate,
-    )
 
 
 def _limited(
@@ -157,7 +144,7 @@ def _dashed(numbers: list[int]) -> str:
 # -- the families of the transfer part --------------------------------------------------------------------------------
 
 
-def transfer_families(text_file: Path | None) -> dict[str, Family]:
+def transfer_families() -> dict[str, Family]:
     """Families that no controller was trained on, as far as their data are here: `digits` needs scikit-learn."""
     deep = (DeepSeries(), DeepVectors("deep vectors", STAGES), DeepVectors("very deep vectors", MANY_STAGES))
     found: dict[str, Family] = {family.name: family for family in deep}
@@ -165,8 +152,6 @@ def transfer_families(text_file: Path | None) -> dict[str, Family]:
         found["natural/digits"] = get_family("natural/digits")
         found["digits"] = TaskFamily("digits", horizon=20, max_seeds=2)
     found["stories"] = TaskFamily("stories", horizon=20, max_seeds=2)
-    if text_file is not None:
-        found["text"] = TaskFamily("text", horizon=20, max_seeds=2, text_file=str(text_file))
     return found
 
 
@@ -176,23 +161,13 @@ def transfer_families(text_file: Path | None) -> dict[str, Family]:
 class Photographs:
     """CIFAR-10 on its whole training set, for one host. Draws differ by random seed alone."""
 
-    def __init__(
-        self,
-        data_dir: Path,
-        kernel: int,
-        *,
-        horizon: int,
-        updates: int,
-        room: float,
-        max_seeds: int | None,
-        device: str,
-    ) -> None:
+    def __init__(self, options: Namespace, kernel: int) -> None:
         self.name = f"cifar10, {kernel}×{kernel} kernels"
-        self.horizon, self.max_seeds = horizon, max_seeds
-        task = load_task("cifar10", seed=1, data_dir=data_dir, widths=(8, 16, 32), kernels=(kernel,) * 3)
+        self.horizon, self.max_seeds = options.horizon, options.max_seeds
+        task = load_task("cifar10", seed=1, data_dir=options.data_dir, widths=(8, 16, 32), kernels=(kernel,) * 3)
         # On the device once, for all networks together.
-        self.task = replace(task, updates_per_epoch=updates).to(torch.device(device))
-        self.budget = round((1.0 + room) * task.host_parameters) if room > 0 else None
+        self.task = replace(task, updates_per_epoch=options.updates).to(torch.device(options.device))
+        self.budget = round((1.0 + options.room) * task.host_parameters) if options.room > 0 else None
 
     def draw(self, number: int, *, held_out: bool = False) -> Draw:
         seed = draw_seed(draw_rng(self.name, number, held_out), held_out)

@@ -268,20 +268,23 @@ def test_shipping_is_repeatable_and_keeps_a_score_with_its_weights(ship: ModuleT
     twice = ship.ship(str(tmp_path / "again" / "again.safetensors"), "twice", STATED, None, tmp_path / "again")
     assert twice.sha256 == again.sha256
     shutil.rmtree(tmp_path / "again")
-    row = {"name": "other", "score": {"value": 3.0, "low": 2.0, "high": 4.0}, "vs_best_rule": None}
-    facts = {"task": "mixed", "common_draws": [0, 1, 2], "best_rule": "none", "rows": [row]}
-    compared = tmp_path / "comparison.json"
-    compared.write_text(json.dumps(facts))
-    judged = ship.ship("small-conv", "other", STATED, compared, tmp_path)
+    column = {"number": [0, 1, 2], "score": [3.0, 3.0, 3.0]}
+    facts = {"format": 1, "part": "mixed", "learned_sha256": made.sha256, "controllers": {"none": "none"}}
+    facts |= {"draws": [{"number": 0}, {"number": 2}], "episodes": {"none": column, "learned": column}}
+    measured = tmp_path / "mixed.json"
+    measured.write_text(json.dumps(facts))
+    judged = ship.ship("small-conv", "other", STATED, measured, tmp_path)
     assert judged.sha256 == made.sha256
-    assert str(judged) == "a test; score 3.0 (2.0 to 4.0) on held-out draws 0 to 2 of mixed"
+    said = "score 3.0 (3.0 to 3.0) on held-out draws 0 to 2 of mixed; +0.0 (+0.0 to +0.0) against none"
+    assert str(judged) == f"a test; {said}"
     again = ship.ship("small-conv", "other", asdict(judged), None, tmp_path)
     assert again == judged
     other = ship.ship("small-conv", "other", {**asdict(judged), "sha256": "of other weights"}, None, tmp_path)
     assert other.score is None
-    with pytest.raises(ValueError, match="but not third"):
-        ship.ship("small-conv", "third", STATED, compared, tmp_path)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["comparison.json", "other.json", "other.safetensors"]
+    measured.write_text(json.dumps({**facts, "learned_sha256": "of other weights"}))
+    with pytest.raises(ValueError, match=r"not what `run\.py mixed` measured of the policy that ships as third"):
+        ship.ship("small-conv", "third", STATED, measured, tmp_path)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mixed.json", "other.json", "other.safetensors"]
 
 
 def test_a_pair_ships_as_one_file_and_keeps_a_score_with_its_policies(ship: ModuleType, copies: Path) -> None:

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from esper.cli.options import check_gpu_options
 from esper.config import COUNTS
 from esper.engine.precision import Precision
 
 if TYPE_CHECKING:
-    from esper.training.speed import Steps
+    from esper.training.speed import Speed
+
+WorkName = Literal["small", "large", "large-batch", "tiny"]
 
 
 @dataclass(frozen=True)
@@ -23,6 +26,10 @@ class Bench:
     a GPU the eager loop and CUDA graphs are measured in the same run.
     """
 
+    work: WorkName = "small"
+    """The hosts: of 8-16-32 channels, large ones of 32-64-128 (batches of 128, or of 512), tiny ones of 8×8 images."""
+    bare: bool = False
+    """Measure training images a second of hosts without slots, governor and rewards instead."""
     device: str = "auto"
     """Where to measure: cpu, cuda:0, or auto."""
     envs: str = "1,4,16"
@@ -32,7 +39,9 @@ class Bench:
     compiled: bool = False
     """Compile what CUDA graphs replay with torch.compile: about a minute more to warm up, and faster after it."""
     epochs: int = 12
-    """Length of an episode; three are measured."""
+    """Length of an episode."""
+    episodes: int = 3
+    """Episodes that are measured; with --bare, epochs."""
     json: bool = False
     """Print JSON instead of a table."""
 
@@ -41,28 +50,28 @@ class Bench:
 
         from esper.engine.gc_control import deferred_gc
         from esper.training.own.grow import pick_device
-        from esper.training.speed import UNIT, measure_steps
+        from esper.training.speed import WORKS, measure_images, measure_steps
 
         sizes = _sizes(self.envs)
         device = pick_device(self.device)
         check_gpu_options(self.precision, self.compiled, device)
         torch.set_num_threads(1)  # as `esper train` does
-        results = []
-        ways = (False, True) if device.type == "cuda" else (False,)
+        episodes = partial(measure_steps, horizon=self.epochs, episodes=self.episodes)
+        measure = partial(measure_images, epochs=self.episodes) if self.bare else episodes
+        results: list[Speed] = []
         with deferred_gc(device):
-            for graphs, envs in product(ways, sizes):
-                one = measure_steps(
-                    UNIT,
+            for graphs, envs in product((False, True) if device.type == "cuda" else (False,), sizes):
+                one = measure(
+                    WORKS[self.work],
                     envs,
                     device,
                     graphs=graphs,
                     precision=self.precision,
                     compiled=graphs and self.compiled,
-                    horizon=self.epochs,
                 )
                 results.append(one)
                 if not self.json:
-                    _say(one, results[0], first=len(results) == 1)
+                    _print_line(one, results[0], first=len(results) == 1)
         if self.json:
             print(json.dumps([asdict(one) for one in results], indent=2))
         return 0
@@ -81,16 +90,20 @@ def _sizes(text: str) -> list[int]:
     return sizes
 
 
-def _say(result: Steps, base: Steps, *, first: bool) -> None:
+def _print_line(result: Speed, base: Speed, *, first: bool) -> None:
     """A line at once: the next one may take a while."""
     if first:
-        print(f"{result.work}; 4 updates and one evaluation a step, a live seed in every network\n")
-        numbers = f"{'networks':>9s}{'steps/s':>9s}{'spread':>16s}{'with resets':>13s}{'×':>7s}"
+        what = "bare hosts: training images" if result.with_resets is None else "a live seed in every network: steps"
+        print(f"{result.work}; {what} a second\n")
+        numbers = f"{'networks':>9s}{'a second':>13s}{'spread':>24s}{'with resets':>13s}{'×':>7s}"
         print(f"{'engine':17s}{numbers}  where the time goes")
     spread = f"{result.slowest:,.1f} … {result.fastest:,.1f}"
+    with_resets = "" if result.with_resets is None else f"{result.with_resets:,.1f}"
     shares = ", ".join(f"{name} {share:.0%}" for name, share in result.shares.items())
+    if result.growth_mb is not None and result.reserved_mb:
+        shares += f"; {result.reserved_mb:,.0f} MB reserved, {result.growth_mb:+.1f} MB since the first episode"
     print(
-        f"{result.engine:17s}{result.envs:9d}{result.per_second:9,.1f}{spread:>16s}{result.with_resets:13,.1f}"
+        f"{result.engine:17s}{result.envs:9d}{result.per_second:13,.1f}{spread:>24s}{with_resets:>13s}"
         f"{result.per_second / base.per_second:7.1f}  {shares}",
         flush=True,
     )

@@ -134,8 +134,7 @@ def _write(out: Path, also: str | None, facts: dict[str, Any]) -> list[str]:
 
 
 def _plot(path: Path, found: Comparison, rows: list[Row], console: Console) -> list[str]:
-    from esper.training.comparison_plot import plot_comparison
-    from esper.training.plot import PlotUnavailableError
+    from esper.training.plots import PlotUnavailableError, plot_comparison
 
     if not rows:
         return []

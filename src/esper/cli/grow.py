@@ -198,7 +198,7 @@ class GrowWatch:
 
 
 def plot(path: Path, grown: Grown, control: list[float], task: Task) -> list[str]:
-    from esper.training.plot import PlotUnavailableError, plot_history
+    from esper.training.plots import PlotUnavailableError, plot_history
 
     try:
         title = f"{task.name}: {task.description}; controller: {grown.history.controller}"

@@ -227,7 +227,7 @@ def _row(
         test_accuracy=bootstrap([result.test_accuracy for result in results.values()], seed=seed),
         parameters_ratio=_ratio(results, "parameters"),
         flops_ratio=_ratio(results, "flops"),
-        training_flops_ratio=float(np.mean([r.training_flops / _host_training(r) for r in results.values()])),
+        training_flops_ratio=float(np.mean([r.training_flops / host_training_flops(r) for r in results.values()])),
         score=bootstrap(scores, seed=seed),
         score_iqm=bootstrap(scores, interquartile_mean, seed=seed),
         vs_none=None if to_none is None else bootstrap(to_none, mean, seed=seed),
@@ -264,7 +264,7 @@ def _ratio(results: Mapping[int, EpisodeResult], name: str) -> float:
     return float(np.mean([getattr(r, name) / getattr(r, f"host_{name}") for r in results.values()]))
 
 
-def _host_training(result: EpisodeResult) -> float:
+def host_training_flops(result: EpisodeResult) -> float:
     """FLOPs of training the host alone to the draw's horizon."""
     return PASSES * result.host_flops * result.examples / result.epochs * result.horizon
 

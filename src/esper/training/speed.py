@@ -1,15 +1,14 @@
-"""How fast is growing on this machine? Measured on generated images, eager against graphs in one run.
+"""How fast growing is on this machine, behind `esper bench`: generated images, eager against graphs in one run.
 
-Two questions: how many training images a second the engine makes of many bare hosts, and how many environment-steps a
-second a whole `GrowthEnv` makes with a live seed in every network.
+`measure_steps`: environment-steps a second of a whole `GrowthEnv` with a live seed in every network. `measure_images`:
+training images a second that the engine makes of many bare hosts.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache, partial
 from statistics import median
 
@@ -24,7 +23,7 @@ from esper.env.growth_env import GrowthEnv
 from esper.env.situation import Situation
 from esper.lifecycle import Stage
 from esper.tasks.data import Split, Splits
-from esper.tasks.family import Draw, Family, get_family
+from esper.tasks.family import Draw
 from esper.tasks.hosts import Conv2dHost
 from esper.tasks.registry import Task
 
@@ -49,8 +48,13 @@ class Work:
         return f"{host} channels, {self.size}×{self.size} images, batch {self.batch}"
 
 
-UNIT = Work()
-"""One environment-step: four minibatches of 128 images and one for validation."""
+WORKS = {
+    "small": Work(),
+    "large": Work(channels=(32, 64, 128)),
+    "large-batch": Work(channels=(32, 64, 128), batch=512),
+    "tiny": Work(channels=(8, 16, 16), size=8, batch=64, updates=8),
+}
+"""By name. An epoch of the small one is four minibatches of 128 images and one for validation."""
 
 
 @cache
@@ -90,20 +94,32 @@ class GeneratedFamily:
         return Draw(generated_images(self.work), number, self.horizon, None, None, {"kind": "images"})
 
 
-# -- images a second ---------------------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True)
-class Images:
-    """Training speed of bare hosts: the median over epochs, and the range."""
+class Speed:
+    """What was measured: the median, and the range, over episodes (environment-steps) or epochs (images)."""
 
     work: str
-    hosts: int
+    envs: int
+    """Networks."""
     engine: str
     precision: str
     per_second: float
+    """Environment-steps, resets not counted, or training images."""
     slowest: float
     fastest: float
+    with_resets: float | None = None
+    """Environment-steps a second over everything; so are the ones below of environment-steps only."""
+    live: float | None = None
+    """Share of the steps in which the network had an unfinished seed."""
+    shares: dict[str, float] = field(default_factory=dict)
+    """Of the wall time of steps, by phase."""
+    captures: int | None = None
+    """Graphs captured in the measured episodes."""
+    allocated_mb: float | None = None
+    """On the GPU, at the end."""
+    reserved_mb: float | None = None
+    growth_mb: float | None = None
+    """Of what is allocated on the GPU, from the first measured episode's start to the end."""
 
 
 def measure_images(
@@ -115,7 +131,8 @@ def measure_images(
     precision: Precision = Precision.FP32,
     compiled: bool = False,
     epochs: int = 7,
-) -> Images:
+) -> Speed:
+    """Training of bare hosts, one evaluation an epoch included."""
     task = generated_images(work).to(device)
     learners = [task_learner(task, seed, 1000, precision=precision, compiled=compiled) for seed in range(hosts)]
     unwatched = [None] * hosts
@@ -127,37 +144,7 @@ def measure_images(
         with Stopwatch(device) as seconds:
             list(engine.run(learners))
         rates.append(hosts * work.updates * work.batch / seconds[0])
-    return Images(str(work), hosts, _engine(graphs, compiled), precision, median(rates), min(rates), max(rates))
-
-
-# -- environment-steps a second ----------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True, slots=True)
-class Steps:
-    """Speed of a whole environment with a live seed in every network, over complete episodes."""
-
-    work: str
-    envs: int
-    engine: str
-    precision: str
-    per_second: float
-    """Environment-steps, resets not counted: the median over episodes."""
-    slowest: float
-    fastest: float
-    with_resets: float
-    """Environment-steps a second over everything."""
-    live: float
-    """Share of the steps in which the network had an unfinished seed."""
-    shares: dict[str, float]
-    """Of the wall time of steps, by phase."""
-    captures: int
-    """Graphs captured in the measured episodes."""
-    allocated_mb: float
-    """On the GPU, at the end."""
-    reserved_mb: float
-    growth_mb: float
-    """Of what is allocated on the GPU, from the first measured episode's start to the end."""
+    return Speed(str(work), hosts, _engine(graphs, compiled), precision, median(rates), min(rates), max(rates))
 
 
 def measure_steps(
@@ -170,7 +157,7 @@ def measure_steps(
     compiled: bool = False,
     horizon: int = 20,
     episodes: int = 3,
-) -> Steps:
+) -> Speed:
     """Complete episodes in which every network has a seed: it incubates, blends in and holds."""
     family = GeneratedFamily(work, horizon)
     env = GrowthEnv(family, envs, device=device, graphs=graphs, precision=precision, compiled=compiled)
@@ -185,7 +172,7 @@ def measure_steps(
         counts, lived, stepping, total = counts + acted, lived + live, stepping + seconds, total + whole[0]
     phases = {name: spent - before.get(name, 0.0) for name, spent in env.seconds.items() if name != "reset"}
     finally_allocated = _megabytes(torch.cuda.memory_allocated, device)
-    return Steps(
+    return Speed(
         work=str(work),
         envs=envs,
         engine=_engine(graphs, compiled),
@@ -257,31 +244,3 @@ class Stopwatch:
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-# -- on a CPU ----------------------------------------------------------------------------------------------------------
-
-
-def share_outside_torch() -> list[tuple[str, float, float]]:
-    """For two kinds of hosts: environment-steps a second on one core, and the share of time outside of operators."""
-    return [
-        ("mnist1d", *_profiled(get_family("mnist1d"))),
-        (f"{'-'.join(map(str, UNIT.channels))} channels, 32×32", *_profiled(GeneratedFamily(UNIT, 12))),
-    ]
-
-
-def _profiled(family: Family, envs: int = 2, epochs: int = 10) -> tuple[float, float]:
-    env = GrowthEnv(family, envs)
-    rates = []
-    for recorded in (False, True):  # the profiler slows operators down, so speed and share come from two passes
-        env.reset(range(envs))
-        with (
-            torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) if recorded else nullcontext() as p
-        ):
-            started = time.perf_counter()
-            for _ in range(epochs):
-                env.step([_always_growing(row, situation) for row, situation in enumerate(env.situations)])
-            rates.append(time.perf_counter() - started)
-    assert p is not None
-    inside = sum(event.self_cpu_time_total for event in p.key_averages() if event.key.startswith("aten::")) / 1e6
-    return envs * epochs / rates[0], max(0.0, 1.0 - inside / rates[1])
