@@ -28,8 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "offline"
 from toy_recordings import toy_mixture, toy_network, toy_score
 
 from esper.agent.config import PPOConfig
-from esper.agent.controller import growth_network_config
-from esper.agent.warm_start import save_policy, start_from
+from esper.agent.policies import growth_network_config, save_policy, start_from
 from esper.growth.blueprints import blueprint_names
 from esper.offline.cloning import CloneConfig, clone
 from esper.offline.episodes import Episodes, growth_schema, join

@@ -19,7 +19,7 @@ from rounds import chosen_options, keep, policy_of, round_options
 from teach import Answer, Knowing
 
 from esper.actions import WAIT, Action, Op
-from esper.agent.controller import LearnedController
+from esper.agent.policies import LearnedController
 from esper.env.growth_env import GrowthEnv
 from esper.env.observation import to_tensor
 from esper.env.situation import Situation

@@ -24,10 +24,8 @@ from planner import Promises, lessons
 from rounds import chosen_options
 from torch import Tensor
 
-from esper.agent.checkpoints import load_checkpoint
-from esper.agent.controller import LearnedController
 from esper.agent.normalisers import ValueNormaliser
-from esper.agent.policy_check import check_policy, tensors_under
+from esper.agent.policies import LearnedController, read_policy, tensors_under
 from esper.offline.cloning import CloneConfig
 from esper.offline.episodes import Episodes, growth_schema, join
 from esper.offline.fitting import Pace, fit, losses_of, mean_where
@@ -52,8 +50,7 @@ class Extended:
 
     def __init__(self, path: Path) -> None:
         before = LearnedController.load(path)
-        checkpoint = load_checkpoint(path)
-        check_policy(path, checkpoint, values=True)
+        checkpoint = read_policy(path, values=True)
         if before.normaliser is None:
             raise ValueError(f"{path} does not normalise observations: it is no policy that learn.py made")
         values = ValueNormaliser()

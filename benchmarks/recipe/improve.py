@@ -21,7 +21,7 @@ from playing import play_all
 from rounds import chosen_options, keep, policy_of, round_options, training_draws
 
 from esper.agent.actor import Actor
-from esper.agent.controller import LearnedController
+from esper.agent.policies import LearnedController
 from esper.offline.episodes import Episodes
 from esper.offline.recorder import Play, play
 from esper.policy.controller import Controller

@@ -25,8 +25,7 @@ from torch import Tensor
 
 from esper.actions import Op
 from esper.agent.buffer import minibatches
-from esper.agent.controller import growth_network_config
-from esper.agent.warm_start import save_policy
+from esper.agent.policies import growth_network_config, save_policy
 from esper.growth.blueprints import blueprint_names
 from esper.offline.cloning import CloneConfig, balanced, class_weights, counted
 from esper.offline.episodes import Episodes, growth_schema, join

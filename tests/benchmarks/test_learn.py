@@ -19,7 +19,7 @@ from plays_by_hand import BETTER, BOTH, GOOD, SLOTS, Seed, State, episode, gain_
 
 from esper.actions import BLENDS, Op
 from esper.agent.checkpoints import load_checkpoint
-from esper.agent.controller import LearnedController
+from esper.agent.policies import LearnedController
 from esper.agent.shipped import shipped_path
 from esper.growth.blueprints import blueprint_names
 from esper.offline.episodes import Episodes, check, growth_schema, join

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 
 from esper.actions import Op
-from esper.agent.controller import LearnedController
+from esper.agent.policies import LearnedController
 from esper.agent.shipped import shipped_path
 from esper.offline.episodes import check, growth_schema, join
 from esper.offline.recorder import play
-from esper.policy.catalogue import make_controller
 from esper.policy.schedule import FixedSchedule, Planting
+from esper.training.catalogue import make_controller
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "recipe"))
 import choose_schedule

@@ -21,7 +21,7 @@ import pytest
 import torch
 from rich.console import Console
 
-from esper.agent.ppo import load_policy
+from esper.agent.policies import load_policy
 from esper.cli import main
 from esper.cli.train_watch import TrainWatch
 from esper.engine.precision import Precision

@@ -35,7 +35,7 @@ class Clone:
     def run(self) -> int:
         import torch
 
-        from esper.agent.controller import growth_network_config
+        from esper.agent.policies import growth_network_config
         from esper.cli.imitation import learn_and_judge
         from esper.offline.cloning import CloneConfig, clone
         from esper.offline.episodes import growth_schema

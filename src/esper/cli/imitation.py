@@ -85,7 +85,7 @@ def learn_and_judge(
 
 def save(path: Path, learned: Learned, how: str, config: CloneConfig | IQLConfig, recording: Recording) -> None:
     """An ordinary checkpoint that says where it comes from."""
-    from esper.agent.warm_start import save_policy
+    from esper.agent.policies import save_policy
     from esper.growth.blueprints import blueprint_names
 
     data = {
@@ -144,8 +144,8 @@ def _percent(share: float | None) -> str:
 def _planned(recording: Recording, task: str | None, episodes: int, seed: int) -> Compare | None:
     """The comparison at the end, which is found out to be possible before anything is learnt; None if there is none."""
     from esper.cli.compare import Compare, labelled
-    from esper.policy.catalogue import CONTROLLERS
     from esper.tasks.family import family_of
+    from esper.training.catalogue import RULES
     from esper.training.evaluation import draw_numbers
 
     task = task or recording.task
@@ -153,7 +153,7 @@ def _planned(recording: Recording, task: str | None, episodes: int, seed: int) -
         return None
     family_of(task).draw(draw_numbers(episodes, seed)[0], held_out=True)
     rules = ["none", *(name for name in recording.episodes.controllers if name != "none")]
-    known = ",".join(name for name in rules if name in CONTROLLERS or Path(name).exists())
+    known = ",".join(name for name in rules if name in RULES or Path(name).exists())
     labelled(known)
     return Compare(task=task, controllers=known, episodes=episodes, seed=seed, controls=False, device="cpu")
 

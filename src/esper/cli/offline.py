@@ -37,7 +37,7 @@ class Offline:
     def run(self) -> int:
         import torch
 
-        from esper.agent.controller import growth_network_config
+        from esper.agent.policies import growth_network_config
         from esper.cli.imitation import learn_and_judge
         from esper.offline.episodes import growth_schema
         from esper.offline.iql import IQLConfig, iql

@@ -140,7 +140,7 @@ class Train:
 
         What cannot be used is found out before there is a folder.
         """
-        from esper.agent.controller import LearnedController
+        from esper.agent.policies import LearnedController
         from esper.training.run_folder import RunFolder
 
         if self.resume is not None:

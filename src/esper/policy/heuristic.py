@@ -6,12 +6,15 @@ harms; keep a seed that contributes. Its thresholds are settings, so that it can
 
 from __future__ import annotations
 
+import difflib
 from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
+from typing import Any
 
 from esper.actions import WAIT, Action, Op
 from esper.env.rent import RENT_RATE, extra_rent
 from esper.env.situation import Situation, SlotView
+from esper.growth.blueprints import blueprint_names
 from esper.lifecycle import LIVE, Stage
 from esper.policy.controller import RuleController
 
@@ -40,14 +43,13 @@ class HeuristicSettings:
 class Heuristic(RuleController[None]):
     """Rules on measured signals; see the module's description.
 
-    It remembers nothing of its own: what was tried is read from the history of what really happened. So it can also be
-    asked what it would do where somebody else decides, as recordings with exploration noise do.
+    It remembers nothing of its own: what was tried is read from the history of what really happened. So its decision
+    can also be had where another controller acts, as recordings with exploration noise need.
     """
 
-    name = "heuristic"
-
-    def __init__(self, settings: HeuristicSettings | None = None) -> None:
+    def __init__(self, settings: HeuristicSettings | None = None, name: str = "heuristic") -> None:
         super().__init__()
+        self.name = name
         self.settings = settings or HeuristicSettings()
 
     def new_memory(self, seed: int) -> None:
@@ -117,3 +119,41 @@ class Heuristic(RuleController[None]):
         _, _, index, name = min(options)
         recent = [record.measured.accuracy for record in situation.history][-self.settings.plateau_epochs - 1 :]
         return Action(Op.GERMINATE, index, name, "linear", reason=f"accuracy stands at {recent[-1]:.1f} %")
+
+
+# --- settings from a file ---------------------------------------------------------------------------------------------
+
+
+def heuristic_settings(table: Any, where: str) -> HeuristicSettings:
+    """The settings in a table; one that it does not name keeps its default, an unknown one is an error."""
+    if not isinstance(table, dict):
+        raise ValueError(f"{where}: heuristic must be a table of settings, [heuristic]")
+    defaults = {field.name: getattr(HeuristicSettings(), field.name) for field in fields(HeuristicSettings)}
+    given: dict[str, Any] = {}
+    for key, value in table.items():
+        if key not in defaults:
+            near = difflib.get_close_matches(key, defaults, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"the settings are {', '.join(defaults)}"
+            raise ValueError(f"{where}: the heuristic has no setting {key!r}; {hint}")
+        given[key] = _rotation(value, where) if key == "rotation" else _number(key, value, defaults[key], where)
+    return HeuristicSettings(**given)
+
+
+def _number(key: str, value: Any, default: float, where: str) -> float:
+    whole = isinstance(default, int)
+    if isinstance(value, bool) or not isinstance(value, int if whole else int | float) or not 0 <= value < 1e9:
+        kind = "a whole number" if whole else "a number"
+        raise ValueError(f"{where}: {key} must be {kind} of at least 0, not {value!r}")
+    if key == "plateau_epochs" and value < 1:
+        raise ValueError(f"{where}: plateau_epochs must be at least 1: a plateau needs two epochs to compare")
+    return int(value) if whole else float(value)
+
+
+def _rotation(value: Any, where: str) -> tuple[str, ...]:
+    known = blueprint_names()
+    if not isinstance(value, list) or not value or len(set(map(str, value))) != len(value):
+        raise ValueError(f"{where}: rotation must be a list of different blueprints, not {value!r}")
+    for name in value:
+        if name not in known:
+            raise ValueError(f"{where}: unknown blueprint {name!r} in rotation; there are {', '.join(known)}")
+    return tuple(value)

@@ -16,12 +16,10 @@ from typing import Any
 
 import torch
 
-from esper.agent.checkpoints import DamagedCheckpointError
-from esper.agent.controller import growth_network_config
+from esper.agent.checkpoints import DamagedCheckpointError, first_non_finite
 from esper.agent.normalisers import ObservationNormaliser
-from esper.agent.ppo import PPOAgent, pack_policy
-from esper.agent.state_check import first_non_finite
-from esper.agent.warm_start import start_from
+from esper.agent.policies import growth_network_config, pack_policy, start_from
+from esper.agent.ppo import PPOAgent
 from esper.growth.blueprints import blueprint_names
 from esper.policy.network import FactoredRecurrentActorCritic
 from esper.tasks.family import BoundedFamily
