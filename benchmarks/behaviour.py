@@ -22,8 +22,8 @@ import numpy as np
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.lifecycle import Stage
+from esper.tasks.draws import comparison_draws
 from esper.training.catalogue import make_controller
-from esper.training.evaluation import draw_numbers
 from esper.training.workers import in_processes
 from results.behaviour_pictures import draw_choices, draw_episode, draw_timing
 from results.kept import ROOT
@@ -230,7 +230,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where behaviour.md and images/ go")
     options = parser.parse_args()
     make_controller(options.controller)
-    numbers = draw_numbers(options.draws)
+    numbers = comparison_draws(options.draws)
     learned, none = (played(name, numbers, options.workers) for name in (options.controller, "none"))
     command = shlex.join(["python", "benchmarks/behaviour.py", *sys.argv[1:]])
     (options.docs / "behaviour.md").write_text(page(learned, none, command, options.docs), "utf-8")

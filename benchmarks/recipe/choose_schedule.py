@@ -22,8 +22,9 @@ from esper.growth.blueprints import SlotShape, fitting
 from esper.growth.blueprints.registry import Layout
 from esper.policy.controller import Controller, NoGrowth
 from esper.policy.schedule import FixedSchedule, Planting
+from esper.tasks.draws import COMPARISON_DRAWS_PER_SEED
 from esper.tasks.family import get_family
-from esper.training.evaluation import DRAWS_PER_SEED, jobs_for, run_jobs
+from esper.training.evaluation import jobs_for, run_jobs
 
 FAMILIES: dict[Layout, str] = {
     "conv1d": "mixed/series",
@@ -64,7 +65,8 @@ def told(plan: Plan) -> str:
 def judge(family: str, plans: Sequence[Plan], first: int, rounds: int, workers: int) -> tuple[list[Plan], int]:
     """The plans, best first, and the env-steps that it took to find out."""
     kinds = get_family(family).round
-    numbers = range(SEED * DRAWS_PER_SEED + first * kinds, SEED * DRAWS_PER_SEED + (first + rounds) * kinds)
+    start = SEED * COMPARISON_DRAWS_PER_SEED
+    numbers = range(start + first * kinds, start + (first + rounds) * kinds)
     makers: dict[str, Controller | str] = {
         told(plan): FixedSchedule(told(plan), plan) if plan else NoGrowth() for plan in plans
     }

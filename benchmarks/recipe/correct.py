@@ -25,10 +25,9 @@ from esper.env.observation import to_tensor
 from esper.env.situation import Situation
 from esper.offline.episodes import Episodes
 from esper.offline.recorder import Tape
+from esper.tasks.draws import FIRST_CORRECTED
 from esper.tasks.family import get_family
 
-FIRST_DRAW = 4_000_000
-"""Training draws that no training run with a seed below 4 sees."""
 TIME_FOR_ANOTHER = 10
 """Epochs that a new seed needs to be worth it."""
 WORTH_KEEPING = 0.5
@@ -80,7 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     chosen = chosen_options(parser, arguments)
     learned = LearnedController.load(policy_of(parser, chosen.policy))
     student = Sampling(learned.network, learned.normaliser, "student")
-    first = FIRST_DRAW + chosen.first
+    first = FIRST_CORRECTED + chosen.first
     lessons = [Lesson(chosen.family, number, student) for number in range(first, first + chosen.episodes)]
     played = play_all(lesson, lessons, chosen.workers)
     keep("correct.py", chosen, played)

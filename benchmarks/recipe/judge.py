@@ -18,9 +18,9 @@ from pathlib import Path
 
 import torch
 from portfolio import plan
-from rounds import JUDGED_FROM
 
 from esper.policy.controller import Controller
+from esper.tasks.draws import FIRST_JUDGED
 from esper.tasks.family import Family, get_family
 from esper.training.catalogue import make_controller
 from esper.training.evaluation import EpisodeResult, Job, Results, jobs_for, run_jobs
@@ -44,7 +44,7 @@ def family_of(name: str) -> Family | str:
 def judged(family: Family | str, players: Sequence[str], problems: int, workers: int, seconds: float | None) -> Results:
     """Everybody on the same training draws; after so many seconds, those that all have played."""
     started, done = time.perf_counter(), 0
-    numbers = range(JUDGED_FROM, JUDGED_FROM + problems)
+    numbers = range(FIRST_JUDGED, FIRST_JUDGED + problems)
     jobs = jobs_for(family, {text: player(text) for text in players}, numbers, held_out=False, batch=1)
 
     def late() -> bool:
@@ -92,7 +92,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:  # told now, not after an hour
         for family in chosen.families:
             found = family_of(family)
-            (get_family(found) if isinstance(found, str) else found).draw(JUDGED_FROM)
+            (get_family(found) if isinstance(found, str) else found).draw(FIRST_JUDGED)
         for text in chosen.players:
             who = player(text)
             if isinstance(who, str):

@@ -10,12 +10,8 @@ import torch
 
 from esper.offline.episodes import Episodes, growth_schema
 from esper.offline.recording import append, read
+from esper.tasks.draws import FIRST_JUDGED, FIRST_PLAYED
 from esper.training.catalogue import policy_file
-
-FIRST_DRAW = 6_000_000
-"""Training draws that no training run with a seed below 6 sees."""
-JUDGED_FROM = 9_000_000
-"""Training draws that no step of the recipe plays, to choose policies by. `esper train --seed 9` would see them."""
 
 
 def round_options(description: str) -> argparse.ArgumentParser:
@@ -49,9 +45,9 @@ def policy_of(parser: argparse.ArgumentParser, name: str) -> Path:
 
 def training_draws(parser: argparse.ArgumentParser, chosen: argparse.Namespace) -> range:
     """The problems that were asked for, unless policies are chosen by them."""
-    numbers = range(FIRST_DRAW + chosen.first, FIRST_DRAW + chosen.first + chosen.problems)
-    if numbers.stop > JUDGED_FROM:
-        most = JUDGED_FROM - FIRST_DRAW
+    numbers = range(FIRST_PLAYED + chosen.first, FIRST_PLAYED + chosen.first + chosen.problems)
+    if numbers.stop > FIRST_JUDGED:
+        most = FIRST_JUDGED - FIRST_PLAYED
         parser.error(f"--first and --problems together must be at most {most:,}: judge.py chooses by the next ones")
     return numbers
 

@@ -29,11 +29,10 @@ from esper.offline.recorder import Play, play
 from esper.offline.recording import append
 from esper.policy.controller import Controller, RuleController
 from esper.policy.heuristic import Heuristic
+from esper.tasks.draws import FIRST_TAUGHT
 from esper.tasks.family import Fact, get_family
 from esper.training.workers import in_processes
 
-FIRST_DRAW = 8_000_000
-"""Training draws that no training run with a seed below 8 sees."""
 LATEST_START = 5
 """Epochs that the teacher lets pass at most before it plants; how many is drawn for each problem."""
 EPISODES_PER_FILE = 64
@@ -84,7 +83,7 @@ class Knowing(RuleController[Answer]):
 def jobs(family: str, episodes: int, heuristic_share: float, noise: float) -> list[Play]:
     """Two draws side by side; the first ones first."""
     every = round(1 / heuristic_share) if heuristic_share else episodes + 1
-    numbers = range(FIRST_DRAW, FIRST_DRAW + episodes)
+    numbers = range(FIRST_TAUGHT, FIRST_TAUGHT + episodes)
     found = []
     for place in range(0, episodes, 2):
         ours = tuple(numbers[place : place + 2])

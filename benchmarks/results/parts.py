@@ -7,9 +7,10 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from esper.tasks.draws import comparison_draws
 from esper.tasks.family import Family
 from esper.training.controls import Static, control_jobs, from_scratch, gather_controls, static_widths
-from esper.training.evaluation import EpisodeResult, Job, Results, draw_numbers, jobs_for, run_jobs
+from esper.training.evaluation import EpisodeResult, Job, Results, jobs_for, run_jobs
 from results.families import Reseeded, transfer_families
 from results.kept import LEARNED, columns, draws, provenance, read, write
 
@@ -61,7 +62,7 @@ def _batch(episodes: int, workers: int) -> int:
 
 def run_mixed(players: Players, episodes: int, workers: int, out: Path) -> None:
     started, meter = time.perf_counter(), Meter()
-    numbers = draw_numbers(episodes)
+    numbers = comparison_draws(episodes)
     found = play("mixed", players, numbers, workers, meter)
     content = {
         **provenance(started, players, workers),
@@ -125,7 +126,7 @@ def run_transfer(
     meter = Meter()
     for name, family in chosen.items():
         started = time.perf_counter()
-        found = play(family, players, draw_numbers(episodes), workers, meter)
+        found = play(family, players, comparison_draws(episodes), workers, meter)
         content = read(out) or {"part": "transfer", "families": {}}
         made = provenance(started, players, workers)
         content["format"] = made["format"]

@@ -52,12 +52,12 @@ def test_a_portfolio_a_round_and_the_teacher_work_together(tmp_path: Path, monke
     assert own_plays.main([*of, "--policy", "small-conv", "--known", first, "--noise", "0.5", "--out", second]) == 0
     assert learn.main(["--taught", second, "--portfolios", first, "--plays", second, "--seeds", "3", "--out", out]) == 0
     labelled, _ = planner.lessons(learn.read_all([Path(first), Path(second)]))
-    assert set(labelled.draw.tolist()) == {rounds.FIRST_DRAW + number for number in range(6, 9)}
+    assert set(labelled.draw.tolist()) == {rounds.FIRST_PLAYED + number for number in range(6, 9)}
     assert {NONE, "sibling 0"} <= set(labelled.controllers)
     assert LearnedController.load(Path(out) / "3.safetensors").name
     with pytest.raises(SystemExit):
         portfolio.main([*of, "--out", first])
-    last = str(rounds.JUDGED_FROM - rounds.FIRST_DRAW - 2)
+    last = str(rounds.FIRST_JUDGED - rounds.FIRST_PLAYED - 2)
     with pytest.raises(SystemExit):  # these are left for judge.py
         portfolio.main([*of, "--first", last, "--out", str(tmp_path / "new")])
 
@@ -306,7 +306,7 @@ def test_policies_are_judged_on_training_draws_and_against_the_first(
     run_jobs = Jobs()
     monkeypatch.setattr(judge, "run_jobs", run_jobs)
     assert judge.main([*PLAYERS, "--families", "mixed/vector", "--problems", "3", "--workers", "5"]) == 0
-    numbers = [(judge.JUDGED_FROM + i,) for i in range(3)]
+    numbers = [(judge.FIRST_JUDGED + i,) for i in range(3)]
     assert [(job.label, job.numbers) for job in run_jobs.asked] == [(who, n) for n in numbers for who in PLAYERS]
     assert {(job.family, job.held_out) for job in run_jobs.asked} == {("mixed/vector", False)}
     assert isinstance(run_jobs.asked[2].controller, FixedSchedule)
@@ -334,7 +334,7 @@ def test_judging_stops_when_time_is_up_with_the_draws_that_all_have_played(
 def test_families_of_the_transfer_part_can_be_judged_by_name() -> None:
     deep = judge.family_of("very deep vectors")
     assert not isinstance(deep, str)
-    assert len(deep.draw(rounds.JUDGED_FROM).task.slots) == 8
+    assert len(deep.draw(rounds.FIRST_JUDGED).task.slots) == 8
     assert judge.family_of("mixed/vector") == "mixed/vector"
 
 

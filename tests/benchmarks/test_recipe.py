@@ -21,13 +21,13 @@ from esper.training.catalogue import make_controller
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks" / "recipe"))
 import choose_schedule
 import teach
-from correct import FIRST_DRAW, Correcting, Lesson, lesson
+from correct import FIRST_CORRECTED, Correcting, Lesson, lesson
 from improve import Sampling, best_of, jobs
 
 
 def test_the_teacher_plants_the_answer_and_removes_what_noise_planted() -> None:
     """Of a training problem whose host lacks something, with and without noise."""
-    family, number = "mixed/vector", teach.FIRST_DRAW
+    family, number = "mixed/vector", teach.FIRST_TAUGHT
     while teach.facts_of(family, number)["answer"] != "mlp_small@1":
         number += 1
     job = replace(teach.jobs(family, 2, 0.0, 0.0)[0], numbers=(number,))
@@ -74,8 +74,8 @@ def test_every_sibling_has_dice_of_its_own() -> None:
 def test_a_lesson_has_the_students_actions_and_the_teachers_labels() -> None:
     learned = LearnedController.load(shipped_path("small-conv"))
     student = Sampling(learned.network, learned.normaliser, "student")
-    episode = lesson(Lesson("mixed/vector", FIRST_DRAW, student))
-    again = lesson(Lesson("mixed/vector", FIRST_DRAW, student))
+    episode = lesson(Lesson("mixed/vector", FIRST_CORRECTED, student))
+    again = lesson(Lesson("mixed/vector", FIRST_CORRECTED, student))
     assert torch.equal(episode.taken, again.taken)  # its dice follow from the problem
     assert episode.controllers == ("correcting",)
     check(episode, growth_schema())

@@ -144,14 +144,14 @@ def _percent(share: float | None) -> str:
 def _planned(recording: Recording, task: str | None, episodes: int, seed: int) -> Compare | None:
     """The comparison at the end, which is found out to be possible before anything is learnt; None if there is none."""
     from esper.cli.compare import Compare, labelled
+    from esper.tasks.draws import comparison_draws
     from esper.tasks.family import family_of
     from esper.training.catalogue import RULES
-    from esper.training.evaluation import draw_numbers
 
     task = task or recording.task
     if not episodes or task is None:
         return None
-    family_of(task).draw(draw_numbers(episodes, seed)[0], held_out=True)
+    family_of(task).draw(comparison_draws(episodes, seed)[0], held_out=True)
     rules = ["none", *(name for name in recording.episodes.controllers if name != "none")]
     known = ",".join(name for name in rules if name in RULES or Path(name).exists())
     labelled(known)

@@ -22,6 +22,7 @@ from esper.agent.policies import growth_network_config, pack_policy, start_from
 from esper.agent.ppo import PPOAgent
 from esper.growth.blueprints import blueprint_names
 from esper.policy.network import FactoredRecurrentActorCritic
+from esper.tasks.draws import FIRST_EVALUATED
 from esper.tasks.family import BoundedFamily
 from esper.telemetry.escalation import HealthMonitor
 from esper.telemetry.profiler import PhaseTimers
@@ -34,8 +35,6 @@ from esper.training.run_folder import RunFolder
 from esper.training.train_config import TrainConfig
 
 log = logging.getLogger(__name__)
-FIRST_EVALUATION = 9_000_000
-"""Of the held-out problems by which a run chooses its best policy; no comparison with a seed below 900 uses them."""
 EVALUATION = "evaluation"
 """The arm under which evaluations of the frozen policy are recorded."""
 
@@ -230,7 +229,7 @@ class Trainer:
 
     def _evaluate(self, update: int) -> float:
         """Mean score of the frozen policy on the held-out problems; the same ones every time."""
-        numbers = range(FIRST_EVALUATION, FIRST_EVALUATION + self.config.evaluation_episodes)
+        numbers = range(FIRST_EVALUATED, FIRST_EVALUATED + self.config.evaluation_episodes)
         journal = Journal(self.recorder, update, numbers, arm=EVALUATION)
         with self.timers("evaluation"):
             for step in self.fleet.play(self._policy(), numbers, held_out=True).steps():
