@@ -143,7 +143,7 @@ def test_a_floor_too_large_for_the_choices_is_cut():
 
 
 def test_validation_is_apart_from_the_distribution():
-    """So that it can be switched off (`PPOConfig.validate_masks`): with nothing legal a policy is finite all the same."""
+    """So that it can be switched off (`PPOConfig.validate_masks`): a policy with nothing legal is finite."""
     head = one_head(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool))
     assert head.op.isfinite().all()
     with pytest.raises(InvalidMaskError, match=r"the op head can be reached .* \(2 of 2 environments"):

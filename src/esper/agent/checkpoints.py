@@ -176,13 +176,7 @@ def check_tensors(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], pla
 
 def check_state(agent: PPOAgent, tensors: Mapping[str, Tensor]) -> None:
     """Refuse tensors that `agent` cannot go on from, naming the first."""
-    wanted = {name: t for name, t in agent.state_dict().items() if not name.startswith("optimizer/")}
-    if any(name.startswith("optimizer/") for name in tensors):  # before the first step there are no moments
-        parameters = [p.detach() for group in agent.optimizer.param_groups for p in group["params"]]
-        for index, parameter in enumerate(parameters):
-            wanted[f"optimizer/{index}/step"] = torch.zeros(())
-            wanted[f"optimizer/{index}/exp_avg"] = wanted[f"optimizer/{index}/exp_avg_sq"] = parameter
-    check_tensors(wanted, tensors, "the agent")
+    check_tensors(agent.state_dict(), tensors, "the agent")
     try:
         torch.Generator(agent.generator.device).set_state(tensors["generator"].cpu())
     except RuntimeError as error:

@@ -243,7 +243,10 @@ class PPOAgent:
         if self.buffer.length or self._decision is not None:
             raise RuntimeError("the agent can be saved between rollouts only: after update(), before act()")
         tensors = policy_tensors(self.network, self.observation_normaliser, self.value_normaliser)
-        for index, slots in self.optimizer.state_dict()["state"].items():
+        # A parameter that no gradient has reached (the slot head, where there is one slot) has no moments yet: zeros.
+        for index, parameter in enumerate(p for group in self.optimizer.param_groups for p in group["params"]):
+            slots = dict.fromkeys(("exp_avg", "exp_avg_sq"), torch.zeros_like(parameter)) | {"step": torch.zeros(())}
+            slots |= self.optimizer.state.get(parameter, {})
             tensors |= {f"optimizer/{index}/{name}": t for name, t in slots.items()}
         tensors["recurrent/hidden"], tensors["recurrent/cell"] = self.state.hidden, self.state.cell
         tensors["start"] = self._start
