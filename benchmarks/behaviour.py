@@ -29,9 +29,9 @@ from esper.engine.eager import EpochRecord
 from esper.env.growth_env import GrowthEnv
 from esper.env.situation import Situation, SlotView
 from esper.lifecycle import IN_FORWARD, Contrast, Stage
+from esper.tasks.draws import comparison_draws
 from esper.tasks.family import Draw, get_family
 from esper.training.catalogue import make_controller
-from esper.training.evaluation import draw_numbers
 from esper.training.own.history import History
 from esper.training.plots import plot_history
 from esper.training.workers import in_processes
@@ -111,7 +111,7 @@ def play(controller_name: str, family: str, numbers: Sequence[int]) -> dict[int,
         slots = tuple(slot.path for slot in learner.model.slots)
         episodes.append(Episode(draw, History(controller_name, slots, learner.model.host_parameters, ())))
     while not env.over:
-        before = env.situations
+        before = list(env.situations)
         actions = controller.decide(before)
         for i, info in enumerate(env.step(actions).infos):
             if info is not None:
@@ -334,7 +334,7 @@ def main() -> None:
     parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where behaviour.md and images/ go")
     options = parser.parse_args()
     make_controller(options.controller)
-    numbers = draw_numbers(options.draws)
+    numbers = comparison_draws(options.draws)
     learned, none = (played(name, numbers, options.workers) for name in (options.controller, "none"))
     command = shlex.join(["python", "benchmarks/behaviour.py", *sys.argv[1:]])
     (options.docs / "behaviour.md").write_text(page(learned, none, command, options.docs), "utf-8")

@@ -28,8 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "offline"
 from toy_recordings import toy_mixture, toy_network, toy_score
 
 from esper.agent.config import PPOConfig
-from esper.agent.controller import growth_network_config
-from esper.agent.warm_start import save_policy, start_from
+from esper.agent.policies import growth_network_config, save_policy, start_from
 from esper.growth.blueprints import blueprint_names
 from esper.offline.cloning import CloneConfig, clone
 from esper.offline.episodes import Episodes, growth_schema, join
@@ -37,9 +36,9 @@ from esper.offline.fitting import Learned
 from esper.offline.iql import IQLConfig, iql
 from esper.offline.recorder import play, plays
 from esper.offline.recording import append, read
+from esper.tasks.draws import comparison_draws
 from esper.training.catalogue import make_controller
 from esper.training.comparison import compare, summarise
-from esper.training.evaluation import draw_numbers
 from esper.training.loop import Trainer
 from esper.training.statistics import Estimate, bootstrap
 from esper.training.train_config import PRESETS, TrainConfig
@@ -136,7 +135,7 @@ def agreement_of_clones(work: Path) -> None:
 
 
 def scores(task: str, controllers: dict[str, str], episodes: int, pair: tuple[str, str]) -> None:
-    found = compare(task, controllers, draw_numbers(episodes), controls=False)
+    found = compare(task, controllers, comparison_draws(episodes), controls=False)
     for row in summarise(found):
         low, high = row.score.low or 0.0, row.score.high or 0.0
         print(f"{task}, {row.name}: score {row.score.value:.1f} ({low:.1f} … {high:.1f}), ×{row.parameters_ratio:.2f}")

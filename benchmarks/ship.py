@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from esper.agent.checkpoints import load_checkpoint, save_checkpoint
-from esper.agent.controller import LearnedController
+from esper.agent.policies import LearnedController
 from esper.agent.shipped import (
     FOLDER,
     STATED,
@@ -37,8 +37,7 @@ from esper.agent.shipped import (
 )
 from esper.config import settings_from
 from esper.files import write_whole
-from esper.policy.catalogue import CONTROLLERS
-from esper.training.catalogue import make_controller, policy_file
+from esper.training.catalogue import RULES, make_controller, policy_file
 from results.estimates import best_rival, difference, estimate
 from results.measure import LEARNED, read
 
@@ -120,7 +119,7 @@ def ship_pair(asks: Pair, name: str, stated: dict[str, Any], judged: Path | None
 
 
 def _check(name: str, stated: dict[str, Any]) -> None:
-    if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in CONTROLLERS:
+    if not re.fullmatch(r"[a-z][a-z0-9_-]*", name) or name in RULES:
         raise ValueError(
             f"{name!r} cannot be a controller's name: a rule has it, or it is not small letters and digits"
         )

@@ -13,7 +13,7 @@ import torch
 
 from esper.actions import BLENDS, HEADS_USED, Action, Op
 from esper.agent.actor import Actor
-from esper.agent.controller import LearnedController
+from esper.agent.policies import LearnedController
 from esper.agent.shipped import shipped_path
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.env.observation import to_tensor

@@ -25,16 +25,14 @@ from esper.actions import Action
 from esper.agent import shipped
 from esper.agent.actor import Actor
 from esper.agent.checkpoints import inspect_checkpoint, load_checkpoint
-from esper.agent.controller import LAYOUT, LearnedController
-from esper.agent.ppo import load_policy
+from esper.agent.policies import LAYOUT, LearnedController, load_policy
 from esper.agent.shipped import Pair, Score, ShippedError, provenance, shipped_names, shipped_path
 from esper.engine.eager import EpochRecord
 from esper.env.observation import OVERALL_FIELDS, SLOT_FIELDS
 from esper.env.situation import observe
 from esper.env.spaces import ActionMasks, Observation
 from esper.growth.blueprints import blueprint_names
-from esper.policy.catalogue import CONTROLLERS
-from esper.training.catalogue import make_controller, policy_file
+from esper.training.catalogue import RULES, make_controller, policy_file
 from small_worlds import BUILT_IN, EAGER, learner_for, run_epoch
 
 ROOT = Path(__file__).parents[2]
@@ -78,7 +76,7 @@ def test_every_shipped_controller_says_where_it_comes_from(name: str) -> None:
     assert known.score is not None
     assert "\n" not in str(known)
     assert make_controller(name).name == name
-    assert name not in CONTROLLERS
+    assert name not in RULES
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -86,7 +84,7 @@ def test_every_shipped_policy_is_whole_and_small(name: str) -> None:
     path = shipped_path(name)
     assert path.stat().st_size < 1_000_000
     info = inspect_checkpoint(path)
-    assert {tensor.split("/")[0] for tensor in info.tensors} == {"network", "observations", "values"}
+    assert {tensor.split("/")[0] for tensor in info.shapes} == {"network", "observations", "values"}
     kept = load_checkpoint(path).tensors
     assert {t.dtype for tensor, t in kept.items() if tensor.startswith("network/")} == {torch.float16}
     controller = make_controller(name)

@@ -68,3 +68,21 @@ def test_trained_with_three_slots_right_with_1_5_and_12():
         observation, masks = grow_step(200, slots, generator)
         action = Actor(agent.network, 200).act(observation, masks)
         assert score(observation, action).mean().item() > 0.9, slots
+
+
+def test_an_agent_for_one_slot_continues_from_its_checkpoint(tmp_path):
+    """The only slot is certain, so no gradient reaches the slot head, and the optimizer has no moments for it."""
+    agent, generator = slots_agent(1), torch.Generator().manual_seed(0)
+    never = torch.zeros(16, dtype=torch.bool)
+    for _ in range(16):
+        observation, masks = grow_step(16, 1, generator)
+        action = agent.act(observation, masks)
+        agent.process_env_step(score(observation, action), never, never)
+    agent.compute_returns(observation)
+    agent.update()
+    agent.save(tmp_path / "a")
+    resumed = slots_agent(1)
+    resumed.load(tmp_path / "a")
+    ours, theirs = agent.state_dict(), resumed.state_dict()
+    assert ours.keys() == theirs.keys()
+    assert all(torch.equal(ours[name], theirs[name]) for name in ours)

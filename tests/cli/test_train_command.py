@@ -23,7 +23,7 @@ import torch
 from rich.console import Console
 
 from esper.agent.config import PPOConfig
-from esper.agent.ppo import load_policy
+from esper.agent.policies import load_policy
 from esper.cli import main
 from esper.cli.train import TrainWatch
 from esper.engine.precision import Precision

@@ -23,9 +23,9 @@ from esper.engine.measure import Evaluation, gather
 from esper.engine.prepare import task_learner
 from esper.env.situation import observe
 from esper.lifecycle import Stage
-from esper.policy.catalogue import make_controller
 from esper.tasks import load_task
 from esper.tasks.feed import TensorFeed
+from esper.training.catalogue import make_controller
 from small_worlds import EAGER, FOREIGN, WORLDS, force, germinate, learner_for, plant, run_epoch
 
 FINE = TrainReport(loss=1.0, host_gradient=1.0, seed_gradients={}, shadow_losses={})

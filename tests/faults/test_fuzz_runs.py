@@ -19,7 +19,7 @@ from toy_recordings import TOY, record_toy
 
 from esper.agent.checkpoints import load_checkpoint, save_checkpoint
 from esper.agent.config import PPOConfig
-from esper.agent.controller import LearnedController
+from esper.agent.policies import LearnedController
 from esper.agent.ppo import PPOAgent
 from esper.agent.shipped import shipped_path
 from esper.offline.recording import Recording, append, read

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from torch import Tensor, nn
 
 from esper.actions import BLENDS
-from esper.agent.controller import LearnedController
+from esper.agent.policies import LearnedController
 from esper.agent.shipped import shipped_path
 from esper.growth.blueprints import (
     LAYOUTS,

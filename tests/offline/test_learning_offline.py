@@ -12,9 +12,7 @@ import torch
 from toy_recordings import record_toy, toy_mixture, toy_network, toy_score
 
 from esper.actions import Op
-from esper.agent.controller import LearnedController, growth_network_config
-from esper.agent.ppo import load_policy
-from esper.agent.warm_start import save_policy
+from esper.agent.policies import LearnedController, growth_network_config, load_policy, save_policy
 from esper.growth.blueprints import blueprint_names
 from esper.offline.cloning import CloneConfig, clone
 from esper.offline.episodes import Episodes, check, growth_schema, join, tensors_of

@@ -16,8 +16,8 @@ from toy_recordings import record_toy, toy_network, toy_score
 from esper.agent.checkpoints import CheckpointError, inspect_checkpoint
 from esper.agent.config import PPOConfig
 from esper.agent.normalisers import ObservationNormaliser
+from esper.agent.policies import save_policy, start_from
 from esper.agent.ppo import PPOAgent
-from esper.agent.warm_start import save_policy, start_from
 from esper.offline.cloning import CloneConfig, clone
 from esper.offline.fitting import Learned, new_network
 from esper.policy.distribution import FactoredPolicy

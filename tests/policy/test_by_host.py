@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from esper.actions import Action, Op
-from esper.policy.by_host import ByHost
+from esper.policy.controller import ByHost
 
 LAYOUTS = ("dense", "conv1d", "conv2d", "sequence")
 

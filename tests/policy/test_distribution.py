@@ -24,8 +24,8 @@ from esper.policy.distribution import (
     FactoredLogits,
     FactoredPolicy,
     InvalidMaskError,
-    MaskedCategorical,
     masked_log_softmax,
+    normalised_entropy_of,
     validate_masks,
 )
 
@@ -71,15 +71,29 @@ def all_decisions() -> torch.Tensor:
 # --- one head
 
 
+def one_head(logits: torch.Tensor, mask: torch.Tensor, floor: float = 0.0) -> FactoredPolicy:
+    """A policy whose op head has these logits and this mask, and no other head a choice."""
+    ops, lead = mask.shape[-1], mask.shape[:-1]
+    masks = ActionMasks(mask, *(torch.ones((*lead, n, 1), dtype=torch.bool) for n in (ops, 1, 1)))
+    rest = (torch.zeros(m.shape) for m in (masks.slot, masks.blueprint, masks.blend))
+    return FactoredPolicy.from_logits(
+        FactoredLogits(logits, *rest), masks, ActionSpace.uniform(ops, ("op",)).table(), floor
+    )
+
+
+def op_action(op: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.pad(op[..., None], (OP, 0))
+
+
 def test_three_of_four_legal_by_hand():
     # logits 0, ln 2, ln 3 and one forbidden: probabilities 1/6, 2/6, 3/6
-    head = MaskedCategorical(torch.tensor([0.0, log(2), 50.0, log(3)]), torch.tensor([True, True, False, True]))
-    assert head.probs.tolist() == pytest.approx([1 / 6, 2 / 6, 0.0, 3 / 6], abs=1e-6)
+    head = one_head(torch.tensor([0.0, log(2), 50.0, log(3)]), torch.tensor([True, True, False, True]))
+    assert head.op.exp().tolist() == pytest.approx([1 / 6, 2 / 6, 0.0, 3 / 6], abs=1e-6)
     entropy = -(1 / 6 * log(1 / 6) + 1 / 3 * log(1 / 3) + 1 / 2 * log(1 / 2))
-    assert head.entropy().item() == pytest.approx(entropy, abs=1e-6)
-    assert head.normalised_entropy().item() == pytest.approx(entropy / log(3), abs=1e-6)
-    assert head.mode().item() == 3
-    assert head.log_prob(torch.tensor(1)).item() == pytest.approx(log(1 / 3), abs=1e-6)
+    assert head.entropy().tolist() == pytest.approx([0.0, 0.0, 0.0, entropy], abs=1e-6)
+    assert head.live_entropy(head).tolist() == pytest.approx([0.0, 0.0, 0.0, entropy / log(3)], abs=1e-6)
+    assert head.mode().tolist() == [0, 0, 0, 3]
+    assert head.log_prob(op_action(torch.tensor(1))).tolist() == pytest.approx([0.0, 0.0, 0.0, log(1 / 3)], abs=1e-6)
 
 
 @settings(max_examples=50, deadline=None)
@@ -89,19 +103,22 @@ def test_one_head_equals_torch_distributions(seed, n):
     logits = 4 * torch.randn(5, n, generator=generator)
     mask = torch.rand(5, n, generator=generator) < 0.5
     mask[:, 0] = True
-    ours = MaskedCategorical(logits, mask)
+    ours = one_head(logits, mask)
     theirs = torch.distributions.Categorical(logits=logits.masked_fill(~mask, -torch.inf))
-    assert torch.allclose(ours.probs, theirs.probs, atol=1e-6)
+    assert torch.allclose(ours.op.exp(), theirs.probs, atol=1e-6)
     finite = torch.distributions.Categorical(logits=logits.masked_fill(~mask, MASK_VALUE))
-    assert torch.allclose(ours.entropy(), finite.entropy(), atol=1e-5)
-    action = ours.sample(generator)
-    assert torch.allclose(ours.log_prob(action), theirs.log_prob(action), atol=1e-5)
+    assert torch.allclose(ours.entropy()[:, OP], finite.entropy(), atol=1e-5)
+    action, log_prob = ours.sample(generator)
+    assert torch.allclose(log_prob[:, OP], theirs.log_prob(action[:, OP]), atol=1e-5)
+    assert torch.allclose(log_prob, ours.log_prob(action), atol=1e-6)
 
 
 def test_one_legal_choice_has_exactly_zero_normalised_entropy():
-    head = MaskedCategorical(torch.randn(7, 4), torch.tensor([False, True, False, False]).expand(7, 4))
-    assert (head.normalised_entropy() == 0).all()
-    assert (head.sample() == 1).all()
+    logits, mask = torch.randn(7, 4), torch.tensor([False, True, False, False]).expand(7, 4)
+    head = one_head(logits, mask)
+    assert (normalised_entropy_of(head.op, mask) == 0).all()
+    assert (head.live_entropy(head) == 0).all()
+    assert (head.sample()[0][:, OP] == 1).all()
 
 
 def test_mask_value_is_finite_and_survives_half_precision():
@@ -113,25 +130,24 @@ def test_mask_value_is_finite_and_survives_half_precision():
 def test_the_floor_holds_by_hand():
     # two legal choices, p = (1 − 1e-4, 1e-4) nearly; floor 0.1 gives 0.1 + 0.8·p
     logits = torch.tensor([10.0, 10.0 + log(1e-4), 0.0])
-    head = MaskedCategorical(logits, torch.tensor([True, True, False]), floor=0.1)
+    probabilities = one_head(logits, torch.tensor([True, True, False]), floor=0.1).op.exp()
     p = 1e-4 / (1 + 1e-4)
-    assert head.probs.tolist() == pytest.approx([0.1 + 0.8 * (1 - p), 0.1 + 0.8 * p, 0.0], abs=1e-6)
-    assert head.probs.sum().item() == pytest.approx(1.0, abs=1e-6)
+    assert probabilities.tolist() == pytest.approx([0.1 + 0.8 * (1 - p), 0.1 + 0.8 * p, 0.0], abs=1e-6)
+    assert probabilities.sum().item() == pytest.approx(1.0, abs=1e-6)
 
 
 def test_a_floor_too_large_for_the_choices_is_cut():
-    head = MaskedCategorical(torch.tensor([5.0, 0.0, 0.0]), torch.tensor([True, True, True]), floor=0.9)
-    assert head.probs.sum().item() == pytest.approx(1.0, abs=1e-6)
-    assert head.probs.min() >= 0.99 / 3 - 1e-6
+    probabilities = one_head(torch.tensor([5.0, 0.0, 0.0]), torch.ones(3, dtype=torch.bool), floor=0.9).op.exp()
+    assert probabilities.sum().item() == pytest.approx(1.0, abs=1e-6)
+    assert probabilities.min() >= 0.99 / 3 - 1e-6
 
 
-def test_validation_can_be_switched_off():
-    nothing = torch.zeros(2, 3, dtype=torch.bool)
-    with pytest.raises(InvalidMaskError, match="2 of 2 rows"):
-        MaskedCategorical(torch.zeros(2, 3), nothing)
-    with pytest.raises(InvalidMaskError, match="NaN"):
-        MaskedCategorical(torch.full((2, 3), torch.nan), ~nothing)
-    assert MaskedCategorical(torch.zeros(2, 3), nothing, validate=False).log_probs.isfinite().all()
+def test_validation_is_apart_from_the_distribution():
+    """So that it can be switched off (`PPOConfig.validate_masks`): a policy with nothing legal is finite."""
+    head = one_head(torch.zeros(2, 3), torch.zeros(2, 3, dtype=torch.bool))
+    assert head.op.isfinite().all()
+    with pytest.raises(InvalidMaskError, match=r"the op head can be reached .* \(2 of 2 environments"):
+        validate_masks(head.masks, head.uses)
 
 
 # --- all heads

@@ -20,6 +20,7 @@ from esper.growth.export import flops_per_example, plain_model
 from esper.lifecycle import Stage
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.policy.schedule import FixedSchedule, Planting
+from esper.tasks.draws import comparison_draws
 from esper.tasks.hosts import Conv1dHost, MLPHost
 from esper.training.comparison import Comparison, compare, summarise
 from esper.training.controls import (
@@ -36,7 +37,6 @@ from esper.training.evaluation import (
     Job,
     KeptSeed,
     Results,
-    draw_numbers,
     jobs_for,
     run_job,
     run_jobs,
@@ -141,10 +141,10 @@ def test_stopping_returns_what_is_complete() -> None:
 
 
 def test_numbers_of_draws() -> None:
-    assert list(draw_numbers(3, seed=2)) == [20_000, 20_001, 20_002]
+    assert list(comparison_draws(3, seed=2)) == [20_000, 20_001, 20_002]
     for bad in (0, 10_001):
         with pytest.raises(ValueError, match="episodes must be"):
-            draw_numbers(bad)
+            comparison_draws(bad)
     with pytest.raises(ValueError, match="workers must be"):
         run_jobs([], workers=0)
 

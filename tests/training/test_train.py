@@ -28,7 +28,7 @@ from tiny_family import TinyFamily
 from esper.agent.actor import Actor
 from esper.agent.buffer import map_masks, map_observation
 from esper.agent.config import PPOConfig
-from esper.agent.ppo import unpack_policy
+from esper.agent.policies import unpack_policy
 from esper.cli import main
 from esper.engine.precision import Precision
 from esper.env.growth_env import GrowthEnv
@@ -217,16 +217,16 @@ def test_a_controller_for_other_blueprints_is_refused(
     uninterrupted: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture, tmp_path: Path
 ) -> None:
     """By its numbers: it must never plant one kind and mean another. And more kinds than it has room for."""
-    from esper.agent import controller
+    from esper.agent import policies
 
-    names = controller.blueprint_names()
+    names = policies.blueprint_names()
     learned = make_controller(str(uninterrupted))
-    monkeypatch.setattr(controller, "blueprint_names", lambda: (*names, "mine"))
+    monkeypatch.setattr(policies, "blueprint_names", lambda: (*names, "mine"))
     make_controller(str(uninterrupted)).reset([0])  # there is room for a few that came later
-    monkeypatch.setattr(controller, "blueprint_names", lambda: (*names, *(f"mine {i}" for i in range(9))))
+    monkeypatch.setattr(policies, "blueprint_names", lambda: (*names, *(f"mine {i}" for i in range(9))))
     with pytest.raises(ValueError, match=r"has room for \d+ kinds of seed and \d+ are registered"):
         learned.reset([0])
-    monkeypatch.setattr(controller, "blueprint_names", lambda: ("mine", *names))
+    monkeypatch.setattr(policies, "blueprint_names", lambda: ("mine", *names))
     monkeypatch.chdir(tmp_path)
     assert main(["grow", "--task", "digits", "--controller", str(uninterrupted)]) == 1
     said = capsys.readouterr().err

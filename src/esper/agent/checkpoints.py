@@ -1,21 +1,20 @@
-"""Checkpoints: named tensors and JSON in one safetensors file. Reading one never executes anything.
+"""Checkpoints: a run's whole state as tensors and JSON in one safetensors file. Reading one never executes anything.
 
 A file is written beside its place, flushed to disk, then renamed over it, so there is always a whole one. `data` is any
 JSON: the network's configuration, counters, and what the training loop wants to keep. A digest shows damage.
 
-Older versions are not guessed at while loading: `load_checkpoint` refuses them and names the command, and
-`upgrade_checkpoint` rewrites them, one registered step per version. Version 2 differs from 3 in the digest alone, and
-is read as it is: the policies that come with Esper have that version.
+Every tensor is checked before any of them is handed to torch (`check_tensors`, `check_state`). The fused optimizer
+takes the sizes of its moments from the weights: moments of another shape are written past their end, which is a crash
+at best.
 """
 
 from __future__ import annotations
 
 import json
-import zipfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -25,19 +24,27 @@ from esper.config import ConfigError, settings_from
 from esper.errors import first_line, shown
 from esper.policy.network import NetworkConfig
 
+if TYPE_CHECKING:
+    from esper.agent.ppo import PPOAgent
+
 CHECKPOINT_VERSION = 3
 """What this code writes.
 
-1  a torch.save dictionary: network, optimizer, config, update_count. No random state, no return statistics.
+1  a torch.save dictionary without random state and return statistics. Not read any more.
 2  safetensors with a JSON header: everything that determines the future, so that a resumed run is the same run.
 3  the same with a digest, which must be there.
 """
 READ_VERSIONS = (2, 3)
-"""What this code reads. A digest that is there is checked in both."""
+"""What this code reads, and `esper checkpoint upgrade` rewrites. The policies that come with Esper have version 2."""
 DIGEST_VERSION = 3
-"""From here on a file without a digest is damaged."""
+"""From here on a file without a digest is damaged. A digest that is there is checked in every version."""
 
 _HEADER = "esper"
+LONGEST = 200
+"""Characters of a text in a network's configuration: it is shown in messages."""
+POLICY_PARTS = ("network/", "observations/", "values/")
+"""Prefixes of a policy's tensors. They are copied into tensors of the reader's own, so that any floating-point dtype
+will do: a shipped policy has float16."""
 
 
 class CheckpointError(ValueError):
@@ -54,26 +61,16 @@ class Checkpoint:
 
     tensors: dict[str, Tensor]
     data: dict[str, Any]
+    version: int = CHECKPOINT_VERSION
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointInfo:
-    """What can be said about a file without reading its tensors (version 1: with reading them)."""
+    """What can be said about a file without reading its tensors."""
 
-    path: Path
-    version: int
+    shapes: dict[str, tuple[int, ...]]
     data: dict[str, Any]
-    tensors: dict[str, tuple[int, ...]]
-    """Shapes by name."""
-
-    @property
-    def current(self) -> bool:
-        return self.version == CHECKPOINT_VERSION
-
-    @property
-    def readable(self) -> bool:
-        """Without an upgrade."""
-        return self.version in READ_VERSIONS
+    version: int
 
 
 def save_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], data: Mapping[str, Any]) -> None:
@@ -83,29 +80,31 @@ def save_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], data: Mappi
 
 def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Checkpoint:
     """Header and tensors of one opening, their digest checked."""
-    version, checkpoint = _read(_present(path), device)
-    if version > CHECKPOINT_VERSION:
-        raise CheckpointError(
-            f"{path} is a checkpoint of version {version}, this Esper reads {CHECKPOINT_VERSION}: use a newer one"
-        )
-    if version not in READ_VERSIONS:
-        raise CheckpointError(
-            f"{path} is a checkpoint of version {version}, this Esper reads {CHECKPOINT_VERSION}. "
-            f"Convert it with: esper checkpoint upgrade {path}"
-        )
-    return checkpoint
+    try:
+        file = read_tensor_file(_present(path), _HEADER, device)
+    except TensorFileError as error:
+        raise _foreign(path, error) from error
+    version, data = _parse_header(path, file.header)
+    if version >= DIGEST_VERSION and not file.has_digest:
+        raise DamagedCheckpointError(f"{path} is damaged: its header has lost the digest of its contents")
+    return Checkpoint(file.tensors, data, version)
 
 
 def inspect_checkpoint(path: str | Path) -> CheckpointInfo:
-    """Version, JSON and shapes of any version. The digest is not checked: that needs all of the file."""
-    path = _present(path)
+    """Version, JSON and shapes. The digest is not checked: that needs all of the file."""
     try:
-        header, shapes = read_header(path, _HEADER)
+        header, shapes = read_header(_present(path), _HEADER)
     except TensorFileError as error:
-        version, data, tensors = _read_old(path, error)
-        return CheckpointInfo(path, version, data, {name: tuple(t.shape) for name, t in tensors.items()})
+        raise _foreign(path, error) from error
     version, data = _parse_header(path, header)
-    return CheckpointInfo(path, version, data, shapes)
+    return CheckpointInfo(shapes, data, version)
+
+
+def upgrade_checkpoint(path: str | Path, out: str | Path | None = None) -> tuple[int, Path]:
+    """Rewrite `path` (or write `out`) in the current version. Returns the version it had, and where it now is."""
+    checkpoint, target = load_checkpoint(path), Path(out or path)
+    save_checkpoint(target, checkpoint.tensors, checkpoint.data)
+    return checkpoint.version, target
 
 
 def _present(path: str | Path) -> Path:
@@ -115,20 +114,11 @@ def _present(path: str | Path) -> Path:
     return path
 
 
-def _read(path: Path, device: torch.device | str) -> tuple[int, Checkpoint]:
-    """A file of any version, with the version that it has."""
-    try:
-        file = read_tensor_file(path, _HEADER, device)
-    except TensorFileError as error:
-        version, data, tensors = _read_old(path, error)
-        return version, Checkpoint(tensors, data)
-    version, data = _parse_header(path, file.header)
-    if DIGEST_VERSION <= version <= CHECKPOINT_VERSION and not file.has_digest:
-        raise DamagedCheckpointError(f"{path} is damaged: its header has lost the digest of its contents")
-    return version, Checkpoint(file.tensors, data)
+def _foreign(path: str | Path, reason: TensorFileError) -> DamagedCheckpointError:
+    return DamagedCheckpointError(f"{path} is damaged, or is not a checkpoint of Esper; it was not loaded ({reason})")
 
 
-def _parse_header(path: Path, header: str | None) -> tuple[int, dict[str, Any]]:
+def _parse_header(path: str | Path, header: str | None) -> tuple[int, dict[str, Any]]:
     if header is None:
         raise DamagedCheckpointError(
             f"{path} holds tensors, but is not one of Esper's checkpoints (no {_HEADER!r} header)"
@@ -147,91 +137,60 @@ def _parse_header(path: Path, header: str | None) -> tuple[int, dict[str, Any]]:
             raise DamagedCheckpointError(
                 f"{path} has a damaged header: {key!r} must be an object, not {shown(data[key])}"
             )
+    if version > CHECKPOINT_VERSION:
+        raise CheckpointError(
+            f"{path} is a checkpoint of version {version}, this Esper reads {CHECKPOINT_VERSION}: use a newer one"
+        )
+    if version not in READ_VERSIONS:
+        raise CheckpointError(f"{path} is a checkpoint of version {version}, older than this Esper reads")
     return version, data
 
 
-# --- upgrading --------------------------------------------------------------------------------------------------------
-
-Upgrade = Callable[[dict[str, Tensor], dict[str, Any]], tuple[dict[str, Tensor], dict[str, Any]]]
-UPGRADES: dict[int, Upgrade] = {}
-"""From version n to n + 1."""
+# --- tensors ----------------------------------------------------------------------------------------------------------
 
 
-def upgrade_checkpoint(path: str | Path, out: str | Path | None = None) -> tuple[int, Path]:
-    """Rewrite `path` (or write `out`) in the current version. Returns the version it had, and where it now is."""
-    path, target = Path(path), Path(out or path)
-    had, checkpoint = _read(_present(path), "cpu")
-    if had > CHECKPOINT_VERSION:
-        raise CheckpointError(f"{path} has version {had}, newer than this Esper's {CHECKPOINT_VERSION}")
-    tensors, data = checkpoint.tensors, checkpoint.data
-    for version in range(had, CHECKPOINT_VERSION):
-        if version not in UPGRADES:
-            raise CheckpointError(f"no way from version {version} to {version + 1}: {path} cannot be upgraded")
-        tensors, data = UPGRADES[version](tensors, data)
-    save_checkpoint(target, tensors, data)
-    return had, target
+def check_tensors(wanted: Mapping[str, Tensor], found: Mapping[str, Tensor], place: str, advice: str = "") -> None:
+    """Refuse `found` unless every tensor is there, no other, each with its shape and dtype, and made of numbers.
 
-
-def _read_old(path: Path, as_tensors: TensorFileError) -> tuple[int, dict[str, Any], dict[str, Tensor]]:
-    """A version 1 file: a dictionary by torch.save, read without executing anything.
-
-    `as_tensors` says why the file is none of a later version, for one that is of no version at all.
+    `place` is the thing that has no place for an unknown tensor; `advice` follows the message about NaN or infinity.
     """
-    if not zipfile.is_zipfile(path):
-        raise DamagedCheckpointError(
-            f"{path} is damaged, or is not a checkpoint of Esper; it was not loaded ({as_tensors})"
-        ) from as_tensors
-    if not _is_stored(path):
-        raise DamagedCheckpointError(f"{path} is damaged, or compressed as no checkpoint is; it was not loaded")
-    try:
-        with path.open("rb") as file:  # by its content: torch would take a name in .safetensors at its word
-            content = torch.load(file, map_location="cpu", weights_only=True)
-    except Exception as error:  # torch raises half a dozen kinds for files that are not its own, or not safe
-        raise DamagedCheckpointError(
-            f"{path} is not a checkpoint of Esper, or holds more than tensors and plain data; it was not loaded"
-        ) from error
-    if not isinstance(content, dict) or "version" not in content or "network" not in content:
-        raise CheckpointError(f"{path} is a torch file, but not a checkpoint of Esper")
-    kinds = {"version": int, "network": dict, "optimizer": dict, "config": dict, "update_count": int}
-    for key, kind in kinds.items():
-        if not isinstance(content.get(key), kind):
+    if missing := sorted(wanted.keys() - found.keys()):
+        raise DamagedCheckpointError(f"it lacks {missing[0]} ({len(missing)} such tensors)")
+    if unknown := sorted(found.keys() - wanted.keys()):
+        raise DamagedCheckpointError(f"{place} has no place for {unknown[0]} ({len(unknown)} such tensors)")
+    for name, like in wanted.items():
+        tensor = found[name]
+        fits = tensor.is_floating_point() if name.startswith(POLICY_PARTS) else tensor.dtype == like.dtype
+        if tensor.shape != like.shape or not fits:
             raise DamagedCheckpointError(
-                f"{path} is damaged: a checkpoint of version 1 needs {key!r}, of type {kind.__name__}"
+                f"{name} is {tensor.dtype} {list(tensor.shape)}, and should be {like.dtype} {list(like.shape)}"
             )
-    states = content["optimizer"].get("state")
-    if not isinstance(states, dict) or not all(isinstance(slots, dict) for slots in states.values()):
-        raise DamagedCheckpointError(f"{path} is damaged: its 'optimizer' has no usable 'state'")
-    tensors = {f"network/{name}": tensor for name, tensor in content["network"].items()}
-    for index, slots in states.items():
-        tensors |= {f"optimizer/{index}/{name}": tensor for name, tensor in slots.items()}
-    for name, tensor in tensors.items():
-        if not isinstance(tensor, Tensor):
-            raise DamagedCheckpointError(f"{path} is damaged: {name} must be a tensor, not {shown(tensor)}")
-        if tensor.layout != torch.strided or tensor.numel() * tensor.element_size() > tensor.untyped_storage().nbytes():
-            raise DamagedCheckpointError(f"{path} is damaged: {name} says more than the file holds")
-    tensors["update_count"] = torch.tensor(content["update_count"])
-    return content["version"], {"network": dict(content["config"])}, tensors
+        # As float32, in which a policy calculates: a number that it cannot hold is infinite.
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor.float()).all()):
+            raise DamagedCheckpointError(f"{name} contains NaN or infinity{advice}")
+        if name.endswith(("/step", "/exp_avg_sq", "/variance", "/count")) and bool((tensor < 0).any()):
+            what = "variance" if name.endswith("variance") else "number"
+            raise DamagedCheckpointError(f"{name} contains a negative {what}")
 
 
-def _is_stored(path: Path) -> bool:
-    """Whether nothing in the archive is compressed, as torch writes it: then no more is read than the file holds."""
+def check_state(agent: PPOAgent, tensors: Mapping[str, Tensor]) -> None:
+    """Refuse tensors that `agent` cannot go on from, naming the first."""
+    check_tensors(agent.state_dict(), tensors, "the agent")
     try:
-        with zipfile.ZipFile(path) as archive:
-            return all(entry.compress_type == zipfile.ZIP_STORED for entry in archive.infolist())
-    except Exception:  # zipfile, too, raises half a dozen kinds
-        return False
+        torch.Generator(agent.generator.device).set_state(tensors["generator"].cpu())
+    except RuntimeError as error:
+        raise DamagedCheckpointError(f"generator holds no state of a random generator ({first_line(error)})") from error
+    if int(tensors["update_count"]) < 0:
+        raise DamagedCheckpointError("update_count is negative")
 
 
-def _from_1_to_2(tensors: dict[str, Tensor], data: dict[str, Any]) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Version 1 critics predicted plain returns: mean 0, deviation 1. Its random state is gone; say so."""
-    for name, value in (("count", 0.0), ("mean", [0.0]), ("variance", [1.0])):
-        tensors[f"values/{name}"] = torch.tensor(value, dtype=torch.float64)
-    note = "upgraded from version 1: continues to learn, but not with the random numbers it would have drawn"
-    return tensors, {**data, "note": note}
-
-
-UPGRADES[1] = _from_1_to_2
-UPGRADES[2] = lambda tensors, data: (tensors, data)  # the digest of version 3 comes with writing
+def first_non_finite(tensors: Mapping[str, Tensor]) -> str | None:
+    """The name of a tensor with NaN or infinity. One wait for the device where all is well."""
+    named = {name: tensor for name, tensor in tensors.items() if tensor.is_floating_point() and tensor.numel()}
+    largest = torch.stack([tensor.abs().amax().float() for tensor in named.values()])
+    if bool(torch.isfinite(largest).all()):
+        return None
+    return next(name for name, value in zip(named, largest.tolist(), strict=True) if not value < float("inf"))
 
 
 # --- configurations ---------------------------------------------------------------------------------------------------

@@ -10,13 +10,11 @@ It keeps the recurrent state of the environments it acts for and nothing else ab
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import safetensors.torch
 import torch
 from torch import Tensor
 
@@ -25,9 +23,8 @@ from esper.agent.buffer import RolloutBatch, RolloutBuffer, RolloutStep
 from esper.agent.checkpoints import (
     DamagedCheckpointError,
     check_same_network,
+    check_state,
     config_data,
-    config_from_data,
-    load_checkpoint,
     save_checkpoint,
 )
 from esper.agent.compiled import CompiledForward
@@ -37,8 +34,7 @@ from esper.agent.distributed import Reducer, SingleProcess
 from esper.agent.gae import against_siblings
 from esper.agent.metrics import UpdateMetrics, collect
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
-from esper.agent.policy_check import check_policy, tensors_under
-from esper.agent.state_check import check_state
+from esper.agent.policies import load_policy_tensors, policy_tensors, read_policy, tensors_under
 from esper.agent.update import Forward, ppo_update, prepare
 from esper.env.spaces import ActionMasks, Observation
 from esper.errors import first_line
@@ -246,11 +242,11 @@ class PPOAgent:
         """Everything that determines the agent's future, as named tensors. Only between rollouts."""
         if self.buffer.length or self._decision is not None:
             raise RuntimeError("the agent can be saved between rollouts only: after update(), before act()")
-        tensors = {f"network/{name}": t for name, t in self.network.state_dict().items()}
-        tensors |= {f"values/{name}": t for name, t in self.value_normaliser.moments.state().items()}
-        if self.observation_normaliser is not None:
-            tensors |= {f"observations/{name}": t for name, t in self.observation_normaliser.state().items()}
-        for index, slots in self.optimizer.state_dict()["state"].items():
+        tensors = policy_tensors(self.network, self.observation_normaliser, self.value_normaliser)
+        # A parameter that no gradient has reached (the slot head, where there is one slot) has no moments yet: zeros.
+        for index, parameter in enumerate(p for group in self.optimizer.param_groups for p in group["params"]):
+            slots = dict.fromkeys(("exp_avg", "exp_avg_sq"), torch.zeros_like(parameter)) | {"step": torch.zeros(())}
+            slots |= self.optimizer.state.get(parameter, {})
             tensors |= {f"optimizer/{index}/{name}": t for name, t in slots.items()}
         tensors["recurrent/hidden"], tensors["recurrent/cell"] = self.state.hidden, self.state.cell
         tensors["start"] = self._start
@@ -265,10 +261,7 @@ class PPOAgent:
         """
         self._check_same_purpose(tensors)
         check_state(self, tensors)
-        self.network.load_state_dict(tensors_under("network/", tensors))
-        self.value_normaliser.moments.load(tensors_under("values/", tensors))
-        if self.observation_normaliser is not None:
-            self.observation_normaliser.load(tensors_under("observations/", tensors))
+        load_policy_tensors(tensors, self.network, self.observation_normaliser, self.value_normaliser)
         slots: dict[int, dict[str, Tensor]] = {}
         for name, tensor in tensors_under("optimizer/", tensors).items():
             index, key = name.split("/")
@@ -278,12 +271,11 @@ class PPOAgent:
         self.buffer.reset()
         self.reset_state()
         self._batch = None
-        if "generator" in tensors:  # a checkpoint upgraded from version 1 has no random and recurrent state
-            self.state = RecurrentState(
-                tensors["recurrent/hidden"].to(self.device), tensors["recurrent/cell"].to(self.device)
-            )
-            self._start = tensors["start"].to(self.device)
-            self.generator.set_state(tensors["generator"].cpu())
+        self.state = RecurrentState(
+            tensors["recurrent/hidden"].to(self.device), tensors["recurrent/cell"].to(self.device)
+        )
+        self._start = tensors["start"].to(self.device)
+        self.generator.set_state(tensors["generator"].cpu())
 
     def _check_same_purpose(self, tensors: Mapping[str, Tensor]) -> None:
         """Refuse the whole state of an agent that was made otherwise, in words that say how."""
@@ -305,11 +297,8 @@ class PPOAgent:
 
     def load(self, path: str | Path) -> dict[str, Any]:
         """Continue from a checkpoint of `save`; gives back the caller's data."""
-        checkpoint = load_checkpoint(path, self.device)
-        check_policy(path, checkpoint, values=True)
+        checkpoint = read_policy(path, self.device, values=True)
         check_same_network(checkpoint.data["network"], self.network.config)
-        if "note" not in checkpoint.data and "generator" not in checkpoint.tensors:  # the note of an upgraded version 1
-            raise DamagedCheckpointError(f"{path} is damaged: a run cannot go on from it (it lacks generator)")
         try:
             self.load_state_dict(checkpoint.tensors)
         except (DamagedCheckpointError, RuntimeError) as error:
@@ -317,55 +306,6 @@ class PPOAgent:
                 f"{path} is damaged: a run cannot go on from it ({first_line(error)})"
             ) from error
         return dict(checkpoint.data.get("caller", {}))
-
-
-def pack_policy(network: FactoredRecurrentActorCritic, normaliser: ObservationNormaliser | None) -> bytes:
-    """What an Actor in another process needs."""
-    tensors = {f"network/{name}": t for name, t in network.state_dict().items()}
-    if normaliser is not None:
-        tensors |= {f"observations/{name}": t for name, t in normaliser.state().items()}
-    data = {"network": json.dumps(config_data(network.config))}
-    return safetensors.torch.save({name: t.detach().cpu().clone() for name, t in tensors.items()}, data)
-
-
-def unpack_policy(
-    packed: bytes, device: torch.device | str = "cpu"
-) -> tuple[FactoredRecurrentActorCritic, ObservationNormaliser | None]:
-    header = json.loads(packed[8 : 8 + int.from_bytes(packed[:8], "little")])
-    return _policy_from(json.loads(header["__metadata__"]["network"]), safetensors.torch.load(packed), device)
-
-
-def load_policy(
-    path: str | Path, device: torch.device | str = "cpu"
-) -> tuple[FactoredRecurrentActorCritic, ObservationNormaliser | None]:
-    """What an Actor needs from a checkpoint, to act for any number of environments."""
-    checkpoint = load_checkpoint(path, device)
-    check_policy(path, checkpoint)
-    return _policy_from(checkpoint.data["network"], checkpoint.tensors, device)
-
-
-def load_value_units(path: str | Path) -> ValueNormaliser | None:
-    """What turns the critic's output into returns; None where a checkpoint has none, or its critic never learnt."""
-    units = tensors_under("values/", load_checkpoint(path).tensors)
-    if not units or float(units["count"]) == 0.0:
-        return None
-    normaliser = ValueNormaliser()
-    normaliser.moments.load(units)
-    return normaliser
-
-
-def _policy_from(
-    data: Mapping[str, Any], tensors: Mapping[str, Tensor], device: torch.device | str
-) -> tuple[FactoredRecurrentActorCritic, ObservationNormaliser | None]:
-    config = config_from_data(data)
-    network = FactoredRecurrentActorCritic(config).to(device)
-    network.load_state_dict(tensors_under("network/", tensors))
-    observed = tensors_under("observations/", tensors)
-    if not observed:
-        return network, None
-    normaliser = ObservationNormaliser(config.overall_features, config.slot_features, device=device)
-    normaliser.load(observed)
-    return network, normaliser
 
 
 def make_optimizer(network: FactoredRecurrentActorCritic, config: PPOConfig) -> torch.optim.Optimizer:

@@ -34,20 +34,17 @@ class CheckpointCommand:
             print(f"{written}: version {had} is now version {CHECKPOINT_VERSION}")
             return 0
         info = inspect_checkpoint(self.path)
-        state = "current" if info.current else f"old; upgrade it with: esper checkpoint upgrade {self.path}"
-        if info.readable and not info.current:
-            state = f"without a digest; add one with: esper checkpoint upgrade {self.path}"
-        print(f"{info.path}: version {info.version} ({state})")
+        add = f"without a digest; add one with: esper checkpoint upgrade {self.path}"
+        print(f"{self.path}: version {info.version} ({'current' if info.version == CHECKPOINT_VERSION else add})")
         caller = info.data.get("caller", {})
         for key in ("update", "best_score"):
             if key in caller:
                 print(f"  {key}: {caller[key]}")
         network = info.data.get("network", {})
         print("  network: " + ", ".join(f"{key} {value}" for key, value in network.items() if key != "space"))
-        sizes = [math.prod(shape) for name, shape in info.tensors.items() if name.startswith("network/")]
-        print(f"  {len(info.tensors)} tensors, {sum(sizes):,} network parameters")
-        if info.readable:
-            load_checkpoint(self.path)  # what is damaged beyond the header is said, too
+        sizes = [math.prod(shape) for name, shape in info.shapes.items() if name.startswith("network/")]
+        print(f"  {len(info.shapes)} tensors, {sum(sizes):,} network parameters")
+        load_checkpoint(self.path)  # what is damaged beyond the header is said, too
         return 0
 
 

@@ -41,7 +41,7 @@ class FromRecording(ConfigOptions):
         """Learn, write the policy, and show how well it agrees with its teachers and does in the environment."""
         import torch
 
-        from esper.agent.controller import growth_network_config
+        from esper.agent.policies import growth_network_config
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         if self.out.suffix != ".safetensors" or self.out.with_suffix("").is_file():
@@ -64,16 +64,16 @@ class FromRecording(ConfigOptions):
     def _planned(self, recording: Recording, seed: int) -> Compare | None:
         """The comparison at the end, found to be possible before anything is learnt; None if there is none."""
         from esper.cli.compare import Compare, labelled
-        from esper.policy.catalogue import CONTROLLERS
+        from esper.tasks.draws import comparison_draws
         from esper.tasks.family import family_of
-        from esper.training.evaluation import draw_numbers
+        from esper.training.catalogue import RULES
 
         task, episodes = self.task or recording.task, self.compare_episodes
         if not episodes or task is None:
             return None
-        family_of(task).draw(draw_numbers(episodes, seed)[0], held_out=True)
+        family_of(task).draw(comparison_draws(episodes, seed)[0], held_out=True)
         rules = ["none", *(name for name in recording.episodes.controllers if name != "none")]
-        known = ",".join(name for name in rules if name in CONTROLLERS or Path(name).exists())
+        known = ",".join(name for name in rules if name in RULES or Path(name).exists())
         labelled(known)
         return Compare(task=task, controllers=known, episodes=episodes, seed=seed, controls=False, device="cpu")
 
@@ -112,7 +112,7 @@ class Clone(FromRecording, CloneConfig):
 
 def save(path: Path, learned: Learned, how: str, config: Any, recording: Recording) -> None:
     """An ordinary checkpoint that says where it comes from."""
-    from esper.agent.warm_start import save_policy
+    from esper.agent.policies import save_policy
     from esper.growth.blueprints import blueprint_names
 
     data = {

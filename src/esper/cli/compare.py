@@ -55,13 +55,13 @@ class Compare:
 
     def into(self, usual: Path) -> int:
         """`usual`: where results go, or beside it, unless a folder was chosen."""
+        from esper.tasks.draws import comparison_draws
         from esper.tasks.family import family_of
         from esper.training.comparison import summarise, to_json
-        from esper.training.evaluation import draw_numbers
         from esper.training.own.grow import pick_device
 
         refuse_if_it_holds(self.out, ("comparison.json",), "a comparison")
-        numbers = draw_numbers(self.episodes, self.seed)
+        numbers = comparison_draws(self.episodes, self.seed)
         controllers = labelled(self.controllers)
         family = family_of(self.task, data_dir=self.data_dir, text_file=self.text_file)
         family.draw(numbers[0], held_out=True)  # find out now, not in a worker, what cannot be drawn

@@ -19,9 +19,9 @@ class Info:
         import esper
         from esper.agent.shipped import provenance, shipped_names
         from esper.growth.blueprints import LAYOUTS, blueprint_names
-        from esper.policy.catalogue import CONTROLLERS
         from esper.tasks import task_names
         from esper.tasks.family import family_names
+        from esper.training.catalogue import RULES
 
         fits = {name: _layouts(name) for name in blueprint_names()}
         devices = ["cpu", *(f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count()))]
@@ -31,7 +31,7 @@ class Info:
             "devices": devices,
             "tasks": list(task_names()),
             "families": [name for name in family_names() if name not in task_names()],
-            "controllers": [*CONTROLLERS, *shipped_names()],
+            "controllers": [*RULES, *shipped_names()],
             "learned": {name: asdict(provenance(name)) for name in shipped_names()},
             "layouts": dict(LAYOUTS),
             "blueprints": fits,

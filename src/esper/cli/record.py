@@ -47,15 +47,15 @@ class Record:
         from esper.offline.episodes import growth_schema
         from esper.offline.recorder import plays
         from esper.offline.recording import next_draw
+        from esper.tasks.draws import TRAINING_DRAWS_PER_SEED
         from esper.tasks.family import get_family
         from esper.training.catalogue import make_controller
         from esper.training.interrupt import interruptible
-        from esper.training.train_config import DRAWS_PER_SEED
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         made: dict[str, Controller] = {name: make_controller(path) for name, path in labelled(self.controllers).items()}
         claim(self.out)
-        first = next_draw(self.out, growth_schema(), self.seed * DRAWS_PER_SEED)
+        first = next_draw(self.out, growth_schema(), self.seed * TRAINING_DRAWS_PER_SEED)
         get_family(self.task).draw(first)  # find out now, not in a worker, what cannot be drawn
         jobs = list(plays(self.task, made, range(first, first + self.episodes), self.noise))
         console = wide_console(stderr=False)

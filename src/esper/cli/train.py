@@ -132,7 +132,7 @@ class Train(ConfigOptions, TrainConfig):
         """The run's folder, locked; its configuration, which is read and written under the lock; and what removes a new
         run again, unless it is popped. What cannot be used is found out before there is a folder.
         """
-        from esper.agent.controller import LearnedController
+        from esper.agent.policies import LearnedController
         from esper.training.run_folder import RunFolder
 
         if self.resume is not None:

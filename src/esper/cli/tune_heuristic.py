@@ -40,13 +40,13 @@ class TuneHeuristic:
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
 
     def run(self) -> int:
+        from esper.tasks.draws import comparison_draws
         from esper.tasks.family import get_family
-        from esper.training.evaluation import draw_numbers
         from esper.training.interrupt import interruptible
         from esper.training.own.grow import pick_device
         from esper.training.tuning import as_toml, tune
 
-        numbers = draw_numbers(self.episodes, self.seed)
+        numbers = comparison_draws(self.episodes, self.seed)
         get_family(self.task).draw(numbers[0])
         if self.out.suffix != ".toml":
             raise ValueError(f"the settings go to a .toml file, not to {self.out}")
@@ -77,14 +77,14 @@ class TuneHeuristic:
         return 130 if tuned.interrupted else 0
 
     def _judge(self, console: Console, workers: int, device: str) -> list[Row]:
+        from esper.tasks.draws import comparison_draws
         from esper.training.comparison import compare, summarise
-        from esper.training.evaluation import draw_numbers
 
         with Progress(console) as watch:
             found = compare(
                 self.task,
                 {"heuristic": "heuristic", "tuned": str(self.out)},
-                draw_numbers(self.episodes, self.seed),
+                comparison_draws(self.episodes, self.seed),
                 controls=False,
                 workers=workers,
                 device=device,

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esper.actions import BLENDS, HEAD_NAMES, Op
 from esper.agent.buffer import map_masks
-from esper.agent.controller import LAYOUT
+from esper.agent.policies import LAYOUT
 from esper.env.observation import OVERALL_FIELDS, SLOT_FIELDS
 from esper.env.spaces import ActionMasks, Observation
 from esper.growth.blueprints import blueprint_names

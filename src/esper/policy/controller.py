@@ -1,4 +1,4 @@
-"""Controllers: who decides what to grow, where and when. One interface for rules and for the learned policy."""
+"""Controllers decide what to grow, where and when. One interface for rules and for the learned policy."""
 
 from __future__ import annotations
 
@@ -79,3 +79,36 @@ class RandomLegal(RuleController[random.Random]):
             blueprint = memory.choice(sorted(slot.growable))
             return Action(op, slot.index, blueprint, memory.choice(BLENDS), reason="at random")
         return Action(op, slot.index, reason="at random")
+
+
+class ByHost:
+    """Two controllers behind one name: `dense` decides for hosts whose slots are all dense, `others` for the rest.
+
+    Each sees its own learners only, so it decides as it would without the other.
+    """
+
+    def __init__(self, name: str, dense: Controller, others: Controller) -> None:
+        self.name, self.dense, self.others = name, dense, others
+        self._seeds: list[int] = []
+        self._parts: list[tuple[Controller, list[int]]] | None = None
+        """Each controller with the places of its learners, from the first decision of an episode on."""
+
+    def reset(self, seeds: Sequence[int]) -> None:
+        self._seeds, self._parts = list(seeds), None
+
+    def decide(self, situations: Sequence[Situation]) -> list[Action]:
+        if len(situations) != len(self._seeds):
+            raise ValueError(f"{self.name} was reset for {len(self._seeds)} learners, not {len(situations)}")
+        if self._parts is None:  # slots do not change their layout, so the parts hold for whole episodes
+            places: dict[bool, list[int]] = {True: [], False: []}
+            for place, situation in enumerate(situations):
+                places[all(slot.layout == "dense" for slot in situation.slots)].append(place)
+            parts = ((self.dense, places[True]), (self.others, places[False]))
+            self._parts = [(controller, theirs) for controller, theirs in parts if theirs]
+            for controller, theirs in self._parts:
+                controller.reset([self._seeds[place] for place in theirs])
+        actions = [WAIT] * len(situations)
+        for controller, theirs in self._parts:
+            for place, action in zip(theirs, controller.decide([situations[i] for i in theirs]), strict=True):
+                actions[place] = action
+        return actions

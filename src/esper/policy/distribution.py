@@ -2,7 +2,7 @@
 
 A decision is drawn in causal order: the operation, then a slot among those legal for it, then a blueprint and a blend
 for that slot. A head that the operation does not use has log-probability 0, no entropy and no KL, so no number below
-is diluted or inflated by choices that did nothing. `MaskedCategorical` is the readable single-head form.
+is diluted or inflated by choices that did nothing.
 
 This file must not know the network, the environment or PPO. It uses no `torch.distributions`: those objects cost ten
 times the arithmetic at this size; the tests compare with them instead.
@@ -27,7 +27,7 @@ _SMALLEST = torch.finfo(torch.float32).tiny
 
 
 class InvalidMaskError(ValueError):
-    """A choice that can be reached has nothing legal to choose from, or its logits are not numbers."""
+    """A choice that can be reached has nothing legal to choose from."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,47 +129,6 @@ def _at(table: Tensor, index: Tensor) -> Tensor:
 
 def _pick(row: Tensor, index: Tensor) -> Tensor:
     return row.gather(-1, index[..., None]).squeeze(-1)
-
-
-class MaskedCategorical:
-    """One head on its own: a categorical over the legal choices, built from logits."""
-
-    __slots__ = ("log_probs", "mask")
-
-    def __init__(self, logits: Tensor, mask: Tensor, floor: float = 0.0, validate: bool = True) -> None:
-        if validate:
-            self._validate(logits, mask)
-        self.mask = mask
-        self.log_probs = masked_log_softmax(logits, mask, floor)
-
-    @staticmethod
-    @torch.compiler.disable  # type: ignore[untyped-decorator]  # reads the host: never inside a compiled graph
-    def _validate(logits: Tensor, mask: Tensor) -> None:
-        empty = ~mask.any(-1)
-        if bool(empty.any()):
-            raise InvalidMaskError(f"no legal choice in {int(empty.sum())} of {empty.numel()} rows of the mask")
-        if not bool(torch.isfinite(logits).all()):
-            raise InvalidMaskError("logits contain NaN or infinity")
-
-    @property
-    def probs(self) -> Tensor:
-        return self.log_probs.exp()
-
-    def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        noise = torch.rand(self.log_probs.shape, generator=generator, device=self.log_probs.device)
-        return choose(self.log_probs, gumbel(noise))
-
-    def mode(self) -> Tensor:
-        return choose(self.log_probs, None)
-
-    def log_prob(self, action: Tensor) -> Tensor:
-        return _pick(self.log_probs, action)
-
-    def entropy(self) -> Tensor:
-        return entropy_of(self.log_probs)
-
-    def normalised_entropy(self) -> Tensor:
-        return normalised_entropy_of(self.log_probs, self.mask)
 
 
 # --- all heads --------------------------------------------------------------------------------------------------------

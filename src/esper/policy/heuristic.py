@@ -57,14 +57,13 @@ _RANGES = {
 class Heuristic(RuleController[None]):
     """Rules on measured signals; see the module's description.
 
-    It remembers nothing of its own: what was tried is read from the history of what really happened. So it can also be
-    asked what it would do where somebody else decides, as recordings with exploration noise do.
+    It remembers nothing of its own: what was tried is read from the history of what really happened. So its decision
+    can also be had where another controller acts, as recordings with exploration noise need.
     """
 
-    name = "heuristic"
-
-    def __init__(self, settings: HeuristicSettings | None = None) -> None:
+    def __init__(self, settings: HeuristicSettings | None = None, name: str = "heuristic") -> None:
         super().__init__()
+        self.name = name
         self.settings = settings or HeuristicSettings()
 
     def new_memory(self, seed: int) -> None:

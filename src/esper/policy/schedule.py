@@ -25,10 +25,6 @@ from esper.growth.blueprints import LAYOUTS, SlotShape, blueprint_names, fitting
 from esper.policy.controller import RuleController
 
 
-class ScheduleError(ValueError):
-    """A schedule file that cannot be used, with the reason."""
-
-
 @dataclass(frozen=True, slots=True)
 class Planting:
     """One entry of a schedule."""
@@ -46,7 +42,7 @@ class Planting:
 
 
 class FixedSchedule(RuleController[set[tuple[int, int]]]):
-    """Plants what it was told, when it was told, and keeps what passes its gate."""
+    """Plants what the schedule says, when it says so, and keeps what passes its gate."""
 
     def __init__(self, name: str, plantings: Sequence[Planting]) -> None:
         super().__init__()
@@ -71,49 +67,46 @@ class FixedSchedule(RuleController[set[tuple[int, int]]]):
 
 def default_schedule() -> FixedSchedule:
     text = resources.files("esper.policy").joinpath("default_schedule.toml").read_text("utf-8")
-    return parse_schedule(text, "the built-in schedule")
+    return parse_schedule(tomllib.loads(text), "the built-in schedule", "schedule")
 
 
-def parse_schedule(text: str, source: str, default_name: str = "schedule") -> FixedSchedule:
-    try:
-        document = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise ScheduleError(f"{source} is not valid TOML: {error}") from error
+def parse_schedule(document: dict[str, Any], source: str, name: str) -> FixedSchedule:
+    """From a TOML document; `source` is named in messages, `name` stands for a name that the document lacks."""
     _only_keys(document, {"name", "grow"}, source)
     entries = document.get("grow")
     if not isinstance(entries, list) or not entries:
-        raise ScheduleError(f"{source} needs at least one [[grow]] entry")
+        raise ValueError(f"{source} needs at least one [[grow]] entry")
     plantings = [_planting(entry, f"{source}, entry {i + 1}") for i, entry in enumerate(entries)]
-    return FixedSchedule(str(document.get("name", default_name)), plantings)
+    return FixedSchedule(str(document.get("name", name)), plantings)
 
 
 def _planting(entry: Any, where: str) -> Planting:
     if not isinstance(entry, dict):
-        raise ScheduleError(f"{where}: an entry must be a table with epoch, slot and blueprint, not {entry!r}")
+        raise ValueError(f"{where}: an entry must be a table with epoch, slot and blueprint, not {entry!r}")
     _only_keys(entry, {"epoch", "slot", "blueprint", "blend"}, where)
     epoch, slot = entry.get("epoch"), entry.get("slot")
     if not isinstance(epoch, int) or isinstance(epoch, bool) or epoch < 0:
-        raise ScheduleError(f"{where}: epoch must be a whole number from 0, not {epoch!r}")
+        raise ValueError(f"{where}: epoch must be a whole number from 0, not {epoch!r}")
     if not isinstance(slot, str | int) or isinstance(slot, bool) or (isinstance(slot, int) and slot < 0):
-        raise ScheduleError(f"{where}: slot must be a path, a pattern or an index, not {slot!r}")
+        raise ValueError(f"{where}: slot must be a path, a pattern or an index, not {slot!r}")
     named = entry.get("blueprint")
     blueprints = named if isinstance(named, dict) else dict.fromkeys(LAYOUTS, named)
     if not blueprints:
-        raise ScheduleError(f"{where}: blueprint names no layout; the layouts are {', '.join(LAYOUTS)}")
+        raise ValueError(f"{where}: blueprint names no layout; the layouts are {', '.join(LAYOUTS)}")
     for layout, name in blueprints.items():
         if layout not in LAYOUTS:
-            raise ScheduleError(f"{where}: unknown layout {layout!r}; the layouts are {', '.join(LAYOUTS)}")
+            raise ValueError(f"{where}: unknown layout {layout!r}; the layouts are {', '.join(LAYOUTS)}")
         if name not in blueprint_names():
-            raise ScheduleError(f"{where}: unknown blueprint {name!r}; there are {', '.join(blueprint_names())}")
+            raise ValueError(f"{where}: unknown blueprint {name!r}; there are {', '.join(blueprint_names())}")
         if isinstance(named, dict) and name not in {b.name for b in fitting(SlotShape(layout, 1))}:
-            raise ScheduleError(f"{where}: blueprint {name!r} does not fit a {layout} slot")
+            raise ValueError(f"{where}: blueprint {name!r} does not fit a {layout} slot")
     blend = entry.get("blend", "linear")
     if blend not in BLENDS:
-        raise ScheduleError(f"{where}: unknown blend {blend!r}; choose one of {', '.join(BLENDS)}")
+        raise ValueError(f"{where}: unknown blend {blend!r}; choose one of {', '.join(BLENDS)}")
     return Planting(epoch, slot, {str(k): str(v) for k, v in blueprints.items()}, blend)
 
 
 def _only_keys(table: dict[str, Any], known: set[str], where: str) -> None:
     for key in table:
         if key not in known:
-            raise ScheduleError(f"{where}: unknown key {key!r}; the keys are {', '.join(sorted(known))}")
+            raise ValueError(f"{where}: unknown key {key!r}; the keys are {', '.join(sorted(known))}")

@@ -1,15 +1,30 @@
-"""Every controller, by name or by path: rules, TOML files, shipped policies, checkpoints of others, and whole runs."""
+"""Every controller, by name or by path: rules, TOML files, shipped policies, checkpoints of others, and whole runs.
+
+A TOML file with `[[grow]]` entries is a schedule (`policy/schedule.py`); one with a `[heuristic]` table is the
+heuristic with those settings in place of its defaults, as `esper tune-heuristic` writes it.
+"""
 
 from __future__ import annotations
 
+import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
-from esper.agent.controller import LearnedController
+from esper.agent.policies import LearnedController
 from esper.agent.shipped import provenance, shipped_names, shipped_path
-from esper.policy import catalogue as rules
-from esper.policy.by_host import ByHost
-from esper.policy.controller import Controller
+from esper.config import read_small, settings_from
+from esper.errors import did_you_mean
+from esper.policy.controller import ByHost, Controller, NoGrowth, RandomLegal
+from esper.policy.heuristic import Heuristic, HeuristicSettings
+from esper.policy.schedule import default_schedule, parse_schedule
 from esper.training.run_folder import RunFolder
+
+RULES: dict[str, Callable[[], Controller]] = {
+    "none": NoGrowth,
+    "random": RandomLegal,
+    "schedule": default_schedule,
+    "heuristic": Heuristic,
+}
 
 
 def make_controller(name: str) -> Controller:
@@ -17,13 +32,18 @@ def make_controller(name: str) -> Controller:
 
     A name means the same everywhere, also where there is a folder of that name: that is `./NAME`.
     """
-    if name in rules.CONTROLLERS:
-        return rules.make_controller(name)
+    if name in RULES:
+        return RULES[name]()
     if name in shipped_names():
         return _shipped(name)
-    if Path(name).suffix == ".safetensors" or Path(name).is_dir():
+    path = Path(name)
+    if path.suffix == ".safetensors" or path.is_dir():
         return LearnedController.load(policy_file(name))
-    return rules.make_controller(name, others=shipped_names())
+    if name.endswith(".toml"):
+        return _read_rule(path)
+    known = [*RULES, *shipped_names()]
+    hint = did_you_mean(name, known, "a schedule or a tuned heuristic is given by its .toml file")
+    raise ValueError(f"unknown controller {name!r}: choose one of {', '.join(known)}; {hint}")
 
 
 def _shipped(name: str) -> Controller:
@@ -33,6 +53,23 @@ def _shipped(name: str) -> Controller:
     controller = LearnedController.load(shipped_path(name))
     controller.name = name
     return controller
+
+
+def _read_rule(path: Path) -> Controller:
+    try:
+        document = tomllib.loads(read_small(path))
+    except tomllib.TOMLDecodeError as error:
+        raise ValueError(f"{path} is not valid TOML: {error}") from error
+    except (OSError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"cannot read the controller {path}: {error}") from error
+    if "heuristic" not in document:
+        return parse_schedule(document, str(path), path.stem)
+    for key in document:
+        if key not in ("name", "heuristic"):
+            raise ValueError(f"{path}: unknown key {key!r}; a tuned heuristic has a name and a [heuristic] table")
+    return Heuristic(
+        settings_from(document["heuristic"], HeuristicSettings, str(path)), str(document.get("name", path.stem))
+    )
 
 
 def policy_file(name: str) -> Path:

@@ -35,8 +35,6 @@ BATCH = 4
 """Networks that train side by side in one process. Small, so that progress is seen often and workers end together."""
 PASSES = 3
 """A training update costs this many forward passes: forward, and backward at twice that."""
-DRAWS_PER_SEED = 10_000
-"""Evaluations with different seeds use different draws."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,15 +102,6 @@ class Job:
 
 class StoppedError(Exception):
     """The person does not want to wait for the rest of this job."""
-
-
-def draw_numbers(count: int, seed: int = 0) -> range:
-    """The draws that an evaluation with this seed uses."""
-    if not 1 <= count <= DRAWS_PER_SEED:
-        raise ValueError(f"episodes must be from 1 to {DRAWS_PER_SEED:,}, not {count:,}")
-    if seed < 0:
-        raise ValueError(f"the seed must be at least 0, not {seed}")
-    return range(seed * DRAWS_PER_SEED, seed * DRAWS_PER_SEED + count)
 
 
 def jobs_for(

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from esper.agent.actor import Actor
 from esper.agent.buffer import map_masks, map_observation
-from esper.agent.ppo import unpack_policy
+from esper.agent.policies import unpack_policy
 from esper.engine.precision import Precision
 from esper.env.growth_env import GrowthEnv, StepInfo
 from esper.env.reward import RewardConfig

@@ -16,14 +16,13 @@ from typing import Any
 
 import torch
 
-from esper.agent.checkpoints import DamagedCheckpointError
-from esper.agent.controller import growth_network_config
+from esper.agent.checkpoints import DamagedCheckpointError, first_non_finite
 from esper.agent.normalisers import ObservationNormaliser
-from esper.agent.ppo import PPOAgent, pack_policy
-from esper.agent.state_check import first_non_finite
-from esper.agent.warm_start import start_from
+from esper.agent.policies import growth_network_config, pack_policy, start_from
+from esper.agent.ppo import PPOAgent
 from esper.growth.blueprints import blueprint_names
 from esper.policy.network import FactoredRecurrentActorCritic
+from esper.tasks.draws import FIRST_EVALUATED
 from esper.tasks.family import BoundedFamily
 from esper.telemetry.escalation import HealthMonitor
 from esper.telemetry.profiler import PhaseTimers
@@ -36,8 +35,6 @@ from esper.training.run_folder import RunFolder
 from esper.training.train_config import TrainConfig
 
 log = logging.getLogger(__name__)
-FIRST_EVALUATION = 9_000_000
-"""Of the held-out problems by which a run chooses its best policy; no comparison with a seed below 900 uses them."""
 EVALUATION = "evaluation"
 """The arm under which evaluations of the frozen policy are recorded."""
 
@@ -232,7 +229,7 @@ class Trainer:
 
     def _evaluate(self, update: int) -> float:
         """Mean score of the frozen policy on the held-out problems; the same ones every time."""
-        numbers = range(FIRST_EVALUATION, FIRST_EVALUATION + self.config.evaluation_episodes)
+        numbers = range(FIRST_EVALUATED, FIRST_EVALUATED + self.config.evaluation_episodes)
         journal = Journal(self.recorder, update, numbers, arm=EVALUATION)
         with self.timers("evaluation"):
             for step in self.fleet.play(self._policy(), numbers, held_out=True).steps():

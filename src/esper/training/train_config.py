@@ -12,6 +12,7 @@ from esper.agent.config import PPOConfig
 from esper.config import COUNTS, SHARE, check_ranges, read_small, settings_from
 from esper.engine.precision import Precision
 from esper.env.reward import DISCOUNT, RewardConfig, check_discount
+from esper.tasks.draws import TRAINING_DRAWS_PER_SEED
 from esper.tasks.family import BoundedFamily, family_of
 
 
@@ -69,9 +70,9 @@ class TrainConfig:
 
     def numbers(self, update: int) -> list[int]:
         """The draws of a rollout, by number, each as often as it has siblings; `update` counts from 1."""
-        siblings, pool = self.ppo.siblings, self.draws or DRAWS_PER_SEED
+        siblings, pool = self.ppo.siblings, self.draws or TRAINING_DRAWS_PER_SEED
         first = (update - 1) * (self.envs // siblings)
-        return [self.seed * DRAWS_PER_SEED + (first + i // siblings) % pool for i in range(self.envs)]
+        return [self.seed * TRAINING_DRAWS_PER_SEED + (first + i // siblings) % pool for i in range(self.envs)]
 
     def family(self) -> BoundedFamily:
         return family_of(self.task, data_dir=self.data_dir, text_file=self.text_file)
@@ -87,9 +88,6 @@ class TrainConfig:
                 raise ValueError(f"it has no setting {name!r}")
         return settings_from(data, cls, "its settings")
 
-
-DRAWS_PER_SEED = 1_000_000
-"""Runs with different seeds see different problems."""
 
 PRESETS: dict[str, TrainConfig] = {
     "demo": TrainConfig(

@@ -17,8 +17,9 @@ import torch
 from esper.env.rent import score
 from esper.policy.controller import Controller
 from esper.policy.heuristic import ROTATION, Heuristic, HeuristicSettings
+from esper.tasks.draws import COMPARISON_DRAWS_PER_SEED
 from esper.tasks.family import Family, get_family
-from esper.training.evaluation import DRAWS_PER_SEED, EpisodeResult, Job, Results, jobs_for, run_jobs
+from esper.training.evaluation import EpisodeResult, Job, Results, jobs_for, run_jobs
 
 KEEP = 3
 """One candidate in this many goes on to the next round."""
@@ -104,7 +105,7 @@ def tune(
     stop: Callable[[], bool] = lambda: False,
 ) -> Tuned:
     """The best settings that the budget could find. Same seed and budget, same choice, whatever the workers."""
-    first = seed * DRAWS_PER_SEED
+    first = seed * COMPARISON_DRAWS_PER_SEED
     drawn = get_family(family) if isinstance(family, str) else family
     horizon = max(drawn.draw(first + i).horizon for i in range(2 * FIRST_DRAWS))
     rounds = plan_rounds(budget_steps, horizon)

@@ -17,12 +17,11 @@ import torch
 from torch import Tensor
 
 from esper.actions import Op
-from esper.agent.controller import LearnedController
+from esper.agent.policies import LearnedController
 from esper.engine.eager import EpochRecord
 from esper.env.rent import RENT_RATE
 from esper.growth.model import GrowingModel
-from esper.policy.by_host import ByHost
-from esper.policy.controller import Controller, NoGrowth
+from esper.policy.controller import ByHost, Controller, NoGrowth
 from esper.policy.heuristic import ROTATION, Heuristic
 from esper.tasks.feed import IGNORED, Batch
 from esper.training.own.history import History
