@@ -15,7 +15,7 @@ from tiny_family import TinyFamily
 from esper.actions import Op
 from esper.agent.config import PPOConfig
 from esper.agent.ppo import PPOAgent
-from esper.telemetry.recorder import NullRecorder
+from esper.telemetry.recorder import RunRecorder
 from esper.telemetry.records import Event
 from esper.training.loop import Trainer, UpdateReport
 from esper.training.train_config import TrainConfig
@@ -23,7 +23,7 @@ from esper.training.train_config import TrainConfig
 LEARNING_RATE = PPOConfig().learning_rate
 
 
-class Events(NullRecorder):
+class Events(RunRecorder):
     def __init__(self) -> None:
         self.seen: list[Event] = []
 

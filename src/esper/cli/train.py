@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
-    from esper.telemetry.recorder import Recorder
+    from esper.telemetry.recorder import RunRecorder
     from esper.training.loop import Trainer, UpdateReport
     from esper.training.run_folder import RunFolder
     from esper.training.train_config import TrainConfig
@@ -212,17 +212,17 @@ class Train:
 
     # -- the record ----------------------------------------------------------------------------------------------------
 
-    def _recorder(self, folder: RunFolder, config: TrainConfig) -> Recorder:
+    def _recorder(self, folder: RunFolder, config: TrainConfig) -> RunRecorder:
         from esper.telemetry.recorder import FanOut, StoreRecorder
         from esper.telemetry.store import STORE_NAME, RunStore
 
-        sinks: list[Recorder] = []
+        sinks: list[RunRecorder] = []
         if config.tensorboard:
-            from esper.telemetry.tensorboard import TensorBoardSink
+            from esper.telemetry.sinks import TensorBoardSink
 
             sinks.append(TensorBoardSink(folder.path / "tensorboard"))
         if config.wandb is not None:
-            from esper.telemetry.wandb import WandbSink
+            from esper.telemetry.sinks import WandbSink
 
             sinks.append(WandbSink(config.wandb, name=folder.path.name, folder=folder.path, settings=config.to_json()))
         return FanOut(StoreRecorder(RunStore(folder.path / STORE_NAME)), *sinks)
@@ -262,12 +262,12 @@ class Train:
 
 
 def _check_sinks(config: TrainConfig) -> None:
-    from esper.telemetry import optional
+    from esper.telemetry import sinks
 
     if config.tensorboard:
-        optional.tensorboard()
+        sinks.tensorboard()
     if config.wandb is not None:
-        optional.wandb()
+        sinks.wandb()
 
 
 def _begin_session(trainer: Trainer) -> None:
