@@ -428,8 +428,8 @@ def test_escalation_counts() -> None:
     def levels(base: Level, updates: int, anomalies: list[bool]) -> list[Level]:
         recorder, found = Events(), []
         recorder.level = base
+        monitor = HealthMonitor(recorder, detector(), updates)
         for anomaly in anomalies:
-            monitor = HealthMonitor(recorder, detector(), updates) if not found else monitor
             monitor.detector.rules = RULES if anomaly else {}
             monitor.detector._tracks.clear()  # so that each is a new one
             monitor.after_update(1, {"kl_max": 9.0}, 0.5)

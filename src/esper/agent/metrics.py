@@ -1,8 +1,8 @@
 """What an update reports: one table of named numbers, each with its meaning and its formula; a new metric is one entry.
 
 A formula reads one of five things (`Metric`). What is on the device is evaluated there: the few numbers that decide
-about a step cross to the host once a minibatch (`decision`), all others once an update (`collect`). Nothing here changes
-what is learnt.
+about a step cross to the host once a minibatch (`decision`), all others once an update (`collect`). Nothing
+here changes what is learnt.
 """
 
 from __future__ import annotations

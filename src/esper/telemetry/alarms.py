@@ -171,6 +171,11 @@ def _several_minibatches(update: CheckedUpdate, metric: str) -> bool:
     return update.metrics.get("minibatches", 2.0) >= 2.0
 
 
+def _after_a_step(update: CheckedUpdate, metric: str) -> bool:
+    """A recurrent state of exactly 0 is the one before the first step of an episode: nothing to judge."""
+    return update.metrics[metric] != 0.0
+
+
 def _decided(update: CheckedUpdate, metric: str) -> bool:
     """A head that is sure of itself in a run that has improved has decided; without an improvement it has collapsed.
     The op head, on which it depends whether the others are ever tried, may decide late in a run only."""
@@ -307,6 +312,7 @@ RULES = {
     "lstm_saturated": Rule(
         metrics=("lstm/hidden_rms", "lstm/cell_rms"),
         above=10.0,
+        judged=_after_a_step,
         updates=2,
         meaning="the recurrent state has grown so large that its gates are stuck",
         remedy="check that observations are bounded; lower the learning rate",
@@ -314,7 +320,7 @@ RULES = {
     "lstm_dead": Rule(
         metrics=("lstm/hidden_rms", "lstm/cell_rms"),
         below=1e-6,
-        judged=lambda update, metric: update.metrics[metric] != 0.0,  # exactly 0: before the first step of an episode
+        judged=_after_a_step,
         updates=2,
         meaning="the recurrent state is all but zero: the policy has no memory",
         remedy="look at `trunk_gradient_norm`; check that states are not reset at every step",

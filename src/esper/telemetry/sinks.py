@@ -1,4 +1,4 @@
-"""Optional sinks for numbers per update and warnings: TensorBoard, Weights & Biases. Decisions are in the store only."""
+"""Optional sinks for numbers per update and warnings: TensorBoard, Weights & Biases. Decisions stay in the store."""
 
 from __future__ import annotations
 
