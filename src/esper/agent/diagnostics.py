@@ -116,8 +116,7 @@ class NumericalStabilityReport:
         )
 
     def event(self, update: int) -> Event:
-        parts = [("loss", () if self.loss_finite else ("the whole",))]
-        parts += [("gradient of", self.bad_gradients), ("weights of", self.bad_weights)]
+        parts = (("gradient of", self.bad_gradients), ("weights of", self.bad_weights))
         named = [f"{what} {', '.join(names[:5])}{' …' * (len(names) > 5)}" for what, names in parts if names]
-        message = f"a minibatch was skipped; not finite: {'; '.join(named) or 'the global norm of the gradient'}"
+        message = f"a minibatch was skipped; not finite: {'; '.join(named) or 'the norm of the gradient'}"
         return Event("numerical_stability", update, message, "error", data=asdict(self))

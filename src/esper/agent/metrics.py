@@ -308,7 +308,7 @@ def measure(
 ) -> dict[str, Tensor]:
     """The numbers of every metric with this formula, on the device."""
     formulas = ((name, getattr(metric, formula)) for name, metric in METRICS.items())
-    return {name: evaluate(subject) for name, evaluate in formulas if evaluate is not None}
+    return {name: evaluate(subject).detach() for name, evaluate in formulas if evaluate is not None}
 
 
 def measure_state(state: RecurrentState | None) -> dict[str, Tensor]:
@@ -337,7 +337,8 @@ def collect(record: UpdateRecord, measured: Mapping[str, Tensor]) -> UpdateMetri
     flat = torch.cat([tensor.double().flatten() for tensor in on_device.values()]).cpu()
     sizes = [tensor.numel() for tensor in on_device.values()]
     numbers = {
-        name: part.view(tensor.shape) for (name, tensor), part in zip(on_device.items(), flat.split(sizes), strict=True)
+        name: part.view(tensor.shape)
+        for (name, tensor), part in zip(on_device.items(), torch.split(flat, sizes), strict=True)
     }
     record.norms = numbers.pop(GRADIENT_NORMS)
     values = UpdateMetrics()

@@ -59,7 +59,7 @@ class Counts:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """Some rows of a minibatch after their forward pass, without gradient: what formulas of `metrics.METRICS` read."""
+    """Some rows of a minibatch after their forward pass: what formulas of `metrics.METRICS` read."""
 
     out: NetworkOutput
     batch: RolloutBatch
@@ -220,8 +220,21 @@ def _losses(
     loss = policy_loss + config.value_coefficient * value_loss - coefficient * bonus + teacher_kl * distance
     with torch.no_grad():
         kl = _sum(out.policy.kl_from(batch.policy), valid) / counts.steps
-    losses = (tensor.detach() for tensor in (log_ratio, policy_loss, value_loss, bonus, distance, live_entropy))
-    return loss, Part(out, batch, counts, config.clip, effective, *losses, kl)
+    part = Part(
+        out=out,
+        batch=batch,
+        counts=counts,
+        clip=config.clip,
+        effective=effective,
+        log_ratio=log_ratio.detach(),
+        policy_loss=policy_loss,
+        value_loss=value_loss,
+        entropy_bonus=bonus,
+        teacher_kl=distance,
+        live_entropy=live_entropy,
+        kl=kl,
+    )
+    return loss, part
 
 
 def _only(x: Tensor, where: Tensor) -> Tensor:

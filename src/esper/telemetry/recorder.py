@@ -109,7 +109,7 @@ class FanOut(RunRecorder):
         self._update = 0
 
     @property
-    def level(self) -> Level:  # type: ignore[override]
+    def level(self) -> Level:
         return self.main.level
 
     @level.setter
