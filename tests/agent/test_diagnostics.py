@@ -99,7 +99,7 @@ def test_numerical_stability_report_names_the_parameter():
     assert not report.loss_finite
     assert not report.stable
     event = report.event(update=3)
-    assert (event.kind, event.severity, event.data["bad_weights"]) == ("numerical_stability", "error", ("1.bias",))
+    assert (event.kind, event.severity, event.data["bad_weights"]) == ("skipped_steps", "error", ("1.bias",))
     assert "gradient of 0.weight; weights of 1.bias" in event.message
 
 

@@ -140,7 +140,7 @@ def test_a_gradient_that_is_not_finite_names_its_parameters_in_the_record(tmp_pa
     events = ask(
         store,
         "SELECT update_number, severity, json_extract(data, '$.bad_gradients[0]'), "
-        "json_extract(data, '$.gradient_norm') FROM events WHERE kind = 'numerical_stability'",
+        "json_extract(data, '$.gradient_norm') FROM events WHERE kind = 'skipped_steps'",
     )
     assert events == [(update, "error", names[0], "nan") for update in (1, 2, 3)]
     printed = [message for message in reports[0].anomalies if f"gradient of {names[0]}" in message]

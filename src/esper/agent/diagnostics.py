@@ -1,6 +1,7 @@
 """Two diagnostics of an update that went wrong: which ratios exploded, and where numbers stopped being finite.
 
-They are made only when it happens, cost a few transfers to the host, and become events of the run.
+They are made only when it happens, cost a few transfers to the host, and become events of the run, of the same name as
+the alarm whose details they are.
 """
 
 from __future__ import annotations
@@ -119,4 +120,4 @@ class NumericalStabilityReport:
         parts = (("gradient of", self.bad_gradients), ("weights of", self.bad_weights))
         named = [f"{what} {', '.join(names[:5])}{' …' * (len(names) > 5)}" for what, names in parts if names]
         message = f"a minibatch was skipped; not finite: {'; '.join(named) or 'the norm of the gradient'}"
-        return Event("numerical_stability", update, message, "error", data=asdict(self))
+        return Event("skipped_steps", update, message, "error", data=asdict(self))

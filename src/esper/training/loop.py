@@ -198,7 +198,8 @@ class Trainer:
             self.best_score, self.best_update = evaluation, update
             self.recorder.event(Event("checkpoint", update, f"the best so far: {evaluation:.2f} points"))
         self._save(update)
-        messages = [anomaly.message for anomaly in anomalies] + [event.message for event in diagnostics if anomalies]
+        alarms = {anomaly.name for anomaly in anomalies}
+        messages = [a.message for a in anomalies] + [event.message for event in diagnostics if event.kind in alarms]
         return UpdateReport(update, rollout, metrics, tuple(messages), evaluation, best)
 
     def _note_compile_failure(self, update: int) -> None:
