@@ -91,12 +91,8 @@ class NumericalStabilityReport:
     """Global norm, before clipping if called before it."""
     loss_finite: bool
 
-    @property
-    def stable(self) -> bool:
-        return self.loss_finite and not self.bad_weights and not self.bad_gradients
-
     @staticmethod
-    def of(network: nn.Module, loss: Tensor | None = None) -> NumericalStabilityReport:
+    def of(network: nn.Module, loss: Tensor) -> NumericalStabilityReport:
         """With one transfer to the host. Parameters without gradient count as zero gradient."""
         names = [name for name, _ in network.named_parameters()]
         weights = [p.detach() for p in network.parameters()]
@@ -104,8 +100,8 @@ class NumericalStabilityReport:
         gradients = [torch.zeros_like(p) if p.grad is None else p.grad.detach() for p in network.parameters()]
         rows = [torch.stack([t.abs().max() for t in tensors]) for tensors in (weights, gradients)]
         squares = torch.stack([g.square().sum() for g in gradients])
-        ok = torch.ones(1, device=squares.device) if loss is None else torch.isfinite(loss.detach()).float().view(1)
-        flat = torch.cat((*rows, squares.sum().sqrt().view(1), ok)).tolist()  # max propagates NaN and infinity
+        rest = torch.stack((squares.sum().sqrt(), torch.isfinite(loss.detach()).to(squares)))
+        flat = torch.cat((*rows, rest)).tolist()  # max propagates NaN and infinity
         w, g, (norm, loss_ok) = flat[: len(names)], flat[len(names) : -2], flat[-2:]
         return NumericalStabilityReport(
             bad_weights=tuple(n for n, x in zip(names, w, strict=True) if not isfinite(x)),
@@ -119,5 +115,6 @@ class NumericalStabilityReport:
     def event(self, update: int) -> Event:
         parts = (("gradient of", self.bad_gradients), ("weights of", self.bad_weights))
         named = [f"{what} {', '.join(names[:5])}{' …' * (len(names) > 5)}" for what, names in parts if names]
+        named += [] if self.loss_finite else ["the loss"]
         message = f"a minibatch was skipped; not finite: {'; '.join(named) or 'the norm of the gradient'}"
         return Event("skipped_steps", update, message, "error", data=asdict(self))

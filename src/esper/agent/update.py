@@ -165,7 +165,7 @@ def ppo_update(
                 record.explosion = _worse(record.explosion, torch.cat(log_ratios), minibatch, chosen)
             if not isfinite(norm):
                 record.skipped += 1
-                record.instability = record.instability or NumericalStabilityReport.of(network)
+                record.instability = record.instability or NumericalStabilityReport.of(network, loss)
                 continue
             if config.target_kl is not None and kl > KL_STOP_FACTOR * config.target_kl:
                 record.stopped_by_kl = True

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
+from esper import __version__
 from esper.telemetry.records import to_json
 from esper.telemetry.schema import MIGRATIONS, RUN_TABLES, upgrade_script
 
@@ -66,10 +67,10 @@ class RunStore:
         rows = [(key, to_json(value)) for key, value in facts.items()]
         self.add(("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows))
 
-    def begin_session(self, from_update: int = 0, version: str = "", command: Sequence[str] = ()) -> None:
+    def begin_session(self, from_update: int = 0, command: Sequence[str] = ()) -> None:
         """Note that this process writes from now on, having resumed from update `from_update`."""
         words = " ".join(command or sys.argv)
-        row = (time.time(), from_update, os.getpid(), version, words)
+        row = (time.time(), from_update, os.getpid(), __version__, words)
         columns = "started, from_update, process, version, command"
         self.add((f"INSERT INTO sessions ({columns}) VALUES (?, ?, ?, ?, ?)", [row]))
 
@@ -83,13 +84,6 @@ class RunStore:
         self.add(*((f"DELETE FROM {name} WHERE update_number > ?", [(update,)]) for name in RUN_TABLES))
         self.flush()
         return self._connection.total_changes - before
-
-    @property
-    def last_update(self) -> int:
-        """The highest update with a metric on the disk, or 0."""
-        self.flush()
-        (last,) = self._connection.execute("SELECT max(update_number) FROM metrics").fetchone()
-        return int(last or 0)
 
     def flush(self) -> None:
         """Return when everything is on the disk. Before a checkpoint is written: a checkpoint ahead of its history
