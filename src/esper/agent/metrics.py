@@ -1,7 +1,7 @@
 """What an update reports: one table of named numbers, each with its meaning and its formula; a new metric is one entry.
 
 A formula reads one of five things (`Metric`). What is on the device is evaluated there: the few numbers that decide
-about a step cross to the host once a minibatch (`decision`), all others once an update (`collect`). Nothing
+about a step cross to the host once a minibatch (`deciding_numbers`), all others once an update (`collect`). Nothing
 here changes what is learnt.
 """
 
@@ -321,7 +321,7 @@ def join_parts(one: dict[str, Tensor], other: dict[str, Tensor]) -> dict[str, Te
     return {name: METRICS[name].parts(number, other[name]) for name, number in one.items()}
 
 
-def decision(minibatch: Mapping[str, Tensor]) -> Tensor:
+def deciding_numbers(minibatch: Mapping[str, Tensor]) -> Tensor:
     """What decides about a step: highest and lowest log-ratio, the gaps of ratio and value, KL, gradient norm."""
     norm = minibatch[GRADIENT_NORMS].square().sum().sqrt()
     high, low = minibatch["head/ratio_max"].amax(), minibatch["head/ratio_min"].amin()

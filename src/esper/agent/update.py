@@ -33,7 +33,15 @@ from esper.agent.config import (
 from esper.agent.diagnostics import NumericalStabilityReport, RatioExplosionDiagnostic
 from esper.agent.distributed import Reducer
 from esper.agent.gae import normalise
-from esper.agent.metrics import GRADIENT_GROUPS, GRADIENT_NORMS, HEADS, UpdateRecord, decision, join_parts, measure
+from esper.agent.metrics import (
+    GRADIENT_GROUPS,
+    GRADIENT_NORMS,
+    HEADS,
+    UpdateRecord,
+    deciding_numbers,
+    join_parts,
+    measure,
+)
 from esper.agent.normalisers import ValueNormaliser, moments, over_ranks
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput
 from esper.telemetry.alarms import RATIO_HIGH, RATIO_LOW
@@ -157,7 +165,7 @@ def ppo_update(
             record.minibatches.append(seen)
 
             # The only wait for the device: may this step be taken?
-            decided = decision(seen)
+            decided = deciding_numbers(seen)
             high, low, ratio_gap, value_gap, kl, norm = decided.tolist()
             if len(record.minibatches) == 1:
                 _check_first(ratio_gap, value_gap)

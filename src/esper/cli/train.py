@@ -272,6 +272,7 @@ def _check_sinks(config: TrainConfig) -> None:
 
 def _begin_session(trainer: Trainer) -> None:
     """Forget what a killed run recorded after its last checkpoint: it will be done again."""
+    from esper import __version__
     from esper.telemetry.recorder import FanOut, StoreRecorder
 
     assert isinstance(trainer.recorder, FanOut)
@@ -279,7 +280,7 @@ def _begin_session(trainer: Trainer) -> None:
     store = trainer.recorder.main.store
     store.rewind(trainer.update)
     store.describe({"config": trainer.config.to_json()})
-    store.begin_session(trainer.update)
+    store.begin_session(trainer.update, __version__)
 
 
 COMMAND = Train

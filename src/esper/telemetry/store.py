@@ -17,7 +17,6 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 
-from esper import __version__
 from esper.telemetry.records import to_json
 from esper.telemetry.schema import MIGRATIONS, RUN_TABLES, upgrade_script
 
@@ -67,10 +66,10 @@ class RunStore:
         rows = [(key, to_json(value)) for key, value in facts.items()]
         self.add(("INSERT OR REPLACE INTO meta VALUES (?, ?)", rows))
 
-    def begin_session(self, from_update: int = 0, command: Sequence[str] = ()) -> None:
+    def begin_session(self, from_update: int, version: str, command: Sequence[str] = ()) -> None:
         """Note that this process writes from now on, having resumed from update `from_update`."""
         words = " ".join(command or sys.argv)
-        row = (time.time(), from_update, os.getpid(), __version__, words)
+        row = (time.time(), from_update, os.getpid(), version, words)
         columns = "started, from_update, process, version, command"
         self.add((f"INSERT INTO sessions ({columns}) VALUES (?, ?, ?, ?, ?)", [row]))
 
