@@ -5,11 +5,11 @@
 The run is real: growing networks, agent, checkpoints. With the store: every decision, transition, episode and metric at
 the default level, and the anomaly check. Without: none of these is even made. Otherwise both do the same work (final
 weights are compared), so that each update of one pairs with the same update of the other; runs alternate. CPU time is
-that of the process, the writing thread included; wall time is what a person waits for.
+that of the process; wall time is what a person waits for.
 
 On a busy machine neither is worth much (measured beside six other jobs: quartiles of ±18 % for CPU time). So the run
-also says where its time went: in calls that record, in waiting for the disk, in the thread that writes. These are
-shares of one and the same run, which other jobs slow down as a whole.
+also says where its time went: in calls that record, and in writing before checkpoints. These are shares of one and the
+same run, which other jobs slow down as a whole.
 """
 
 from __future__ import annotations
@@ -23,29 +23,26 @@ from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from statistics import quantiles
-from time import perf_counter, process_time, thread_time
+from time import perf_counter, process_time
 from unittest.mock import patch
 
 import torch
 
 from esper.actions import Action, Effect, Op
-from esper.agent import diagnostics as agent
-from esper.agent.metrics import GLOSSARY
+from esper.agent.metrics import METRICS as AGENT_METRICS
 from esper.lifecycle import Stage, Transition
 from esper.telemetry import (
     AnomalyDetector,
     Decision,
     Episode,
     Event,
+    HealthMonitor,
     Level,
-    NullRecorder,
     PhaseTimers,
-    Recorder,
+    RunRecorder,
     RunStore,
     StoreRecorder,
 )
-from esper.telemetry.anomalies import Limits
-from esper.telemetry.escalation import HealthMonitor
 from esper.training.journal import Journal
 from esper.training.loop import Trainer, UpdateReport
 from esper.training.run_folder import RunFolder
@@ -56,14 +53,14 @@ TERMS = ("objective", "governor", "score", "progress", "credit", "action", "prun
 HEADS = ("slot", "blueprint", "blend", "op")
 METRICS = {
     name.replace("head/", f"{head}/"): 0.5
-    for name in GLOSSARY
+    for name in AGENT_METRICS
     for head in (HEADS if name.startswith("head/") else ("",))
 }
 GERMINATE = Effect(Action(Op.GERMINATE, 1, "depthwise", "sigmoid", reason="policy"), True, "policy")
 WAIT = Effect(Action(), False, "wait")
 
 
-def record_update(recorder: Recorder, update: int, timers: PhaseTimers) -> None:
+def record_update(recorder: RunRecorder, update: int, timers: PhaseTimers) -> None:
     """What a training loop reports of one update: every decision, a transition each 5 steps, an episode per row."""
     rewards = dict.fromkeys(TERMS, 0.25)
     for epoch in range(STEPS):
@@ -92,7 +89,7 @@ def record_update(recorder: Recorder, update: int, timers: PhaseTimers) -> None:
     recorder.metrics(update, {**METRICS, **timers.drain()})
 
 
-def measure(recorder: Recorder, updates: int) -> tuple[float, float]:
+def measure(recorder: RunRecorder, updates: int) -> tuple[float, float]:
     """Milliseconds an update: in the calls, and waiting in `flush`."""
     timers = PhaseTimers()
     calls = waits = 0.0
@@ -112,31 +109,13 @@ def microseconds(what: Callable[[], object], times: int = 2000) -> float:
     return 1e6 * (perf_counter() - began) / times
 
 
-def limits() -> Limits:
-    gradient = agent.GradientLimits.from_clip(0.5)
-    return Limits(
-        ratio_high=agent.RATIO_HIGH,
-        ratio_low=agent.RATIO_LOW,
-        entropy_low=agent.ENTROPY_LOW,
-        entropy_collapsed=agent.ENTROPY_COLLAPSED,
-        kl_spike=agent.KL_SPIKE,
-        kl_extreme=agent.KL_EXTREME,
-        kl_stalled=agent.KL_STALLED,
-        gradient_vanishing=gradient.vanishing,
-        gradient_exploding=gradient.exploding,
-        gradient_drift=agent.GRADIENT_DRIFT,
-        lstm_low=agent.LSTM_RMS_LOW,
-        lstm_high=agent.LSTM_RMS_HIGH,
-    )
-
-
 # -- the parts --------------------------------------------------------------------------------------------------------
 
 
 def parts(updates: int = 60) -> dict[str, float]:
     """A default update (16 environments of 25 steps) handed to each kind of recorder."""
     facts = {}
-    null, _ = measure(NullRecorder(), updates)
+    null, _ = measure(RunRecorder(), updates)
     facts["records made and thrown away, ms an update"] = null
     for level in Level:
         with tempfile.TemporaryDirectory() as folder:
@@ -147,7 +126,7 @@ def parts(updates: int = 60) -> dict[str, float]:
             facts[f"{name}: caller, ms an update"] = calls
             facts[f"{name}: flush, ms an update"] = waits
             facts[f"{name}: kB an update"] = path.stat().st_size / 1024 / updates
-    detector = AnomalyDetector(limits(), agent.GradientDrift())
+    detector = AnomalyDetector(clip_norm=0.5)
     facts["anomaly check, µs an update"] = microseconds(lambda: detector.check_all(METRICS, 0.5))
     timers = PhaseTimers()
 
@@ -163,14 +142,14 @@ def parts(updates: int = 60) -> dict[str, float]:
 
 
 class Watched(StoreRecorder):
-    """Counts the time that the training thread waits for the disk."""
+    """Counts the time that the run spends in writing."""
 
-    waited = 0.0
+    wrote = 0.0
 
     def flush(self) -> None:
         began = perf_counter()
         super().flush()
-        self.waited += perf_counter() - began
+        self.wrote += perf_counter() - began
 
 
 @dataclass(frozen=True)
@@ -182,18 +161,8 @@ class Run:
     weights: dict[str, torch.Tensor]
     recording: float
     """Seconds in calls that record, and in the anomaly check."""
-    waiting: float
-    """Seconds in `flush`."""
     writing: float
-    """CPU seconds of other threads than the training one: of the writer, above all."""
-
-    @property
-    def cpu(self) -> float:
-        return sum(cpu for cpu, _ in self.updates)
-
-    @property
-    def wall(self) -> float:
-        return sum(wall for _, wall in self.updates)
+    """Seconds in `flush`."""
 
 
 def train(config: TrainConfig, *, recorded: bool) -> Run:
@@ -205,11 +174,11 @@ def train(config: TrainConfig, *, recorded: bool) -> Run:
                 stack.enter_context(patch.object(Journal, method, lambda *_: None))
             stack.enter_context(patch.object(HealthMonitor, "after_update", lambda *_: []))
         trainer = Trainer(config, folder, recorder)
-        clocks = [(process_time(), perf_counter(), thread_time())]
+        clocks = [(process_time(), perf_counter())]
         recording: list[float] = []
 
         def note(report: UpdateReport) -> None:
-            clocks.append((process_time(), perf_counter(), thread_time()))
+            clocks.append((process_time(), perf_counter()))
             recording.append(report.metrics["seconds/telemetry"])
 
         trainer.run(note)
@@ -219,8 +188,7 @@ def train(config: TrainConfig, *, recorded: bool) -> Run:
             updates,
             {name: tensor.clone() for name, tensor in trainer.agent.network.state_dict().items()},
             sum(recording),
-            0.0 if recorder is None else recorder.waited,
-            (clocks[-1][0] - clocks[0][0]) - (clocks[-1][2] - clocks[0][2]),
+            0.0 if recorder is None else recorder.wrote,
         )
 
 
@@ -238,12 +206,11 @@ def whole(config: TrainConfig, pairs: int) -> dict[str, float]:
             for name, one, other in zip(ratios, with_store, without, strict=True):
                 ratios[name].append(100.0 * (one / other - 1.0))
         runs.append(on)
-    wall, cpu = sum(run.wall for run in runs), sum(run.cpu for run in runs)
+    wall = sum(wall for run in runs for _, wall in run.updates)
     facts = {
         "seconds an update": wall / pairs / config.updates,
         "% of wall time in calls that record": 100.0 * sum(run.recording for run in runs) / wall,
-        "% of wall time waiting for the disk": 100.0 * sum(run.waiting for run in runs) / wall,
-        "% of CPU time in the writing thread": 100.0 * sum(run.writing for run in runs) / cpu,
+        "% of wall time writing before checkpoints": 100.0 * sum(run.writing for run in runs) / wall,
     }
     for name, values in ratios.items():
         low, middle, high = quantiles(values, n=4)

@@ -24,6 +24,7 @@ from esper.files import write_whole
 from esper.growth.blueprints import LAYOUTS
 from esper.policy.controller import Controller
 from esper.policy.schedule import FixedSchedule, Planting
+from esper.tasks.draws import comparison_draws
 from esper.tasks.family import Family
 from esper.training.catalogue import policy_file
 from esper.training.comparison import host_training_flops
@@ -36,7 +37,7 @@ from esper.training.controls import (
     gather_controls,
     static_widths,
 )
-from esper.training.evaluation import EpisodeResult, Results, draw_numbers, jobs_for, run_jobs
+from esper.training.evaluation import EpisodeResult, Results, jobs_for, run_jobs
 from results.families import Photographs, Reseeded, transfer_families
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -61,7 +62,7 @@ KERNELS = (1, 3)
 def measure_mixed(controllers: Controllers, episodes: int, workers: int, out: Path) -> None:
     """The main comparison, with static networks beside the learned controller's: from scratch, and wider hosts."""
     started = time.perf_counter()
-    found = evaluate("mixed", controllers, draw_numbers(episodes), workers)
+    found = evaluate("mixed", controllers, comparison_draws(episodes), workers)
     plans = {f"{SCRATCH}, equal epochs": from_scratch(found[LEARNED], "epochs")}
     plans[f"{SCRATCH}, equal FLOPs"] = from_scratch(found[LEARNED], "flops")
     grown = [result for label, results in found.items() if label != "random" for result in results.values()]
@@ -86,7 +87,7 @@ def measure_transfer(controllers: Controllers, episodes: int, workers: int, out:
         raise SystemExit(f"no family {unknown[0]!r} here: there are {', '.join(families)} (digits needs scikit-learn)")
     for name in only or families:
         started = time.perf_counter()
-        found = evaluate(families[name], controllers, draw_numbers(episodes), workers)
+        found = evaluate(families[name], controllers, comparison_draws(episodes), workers)
         content = read(out) or {"part": "transfer", "families": {}, "format": FORMAT}
         content["families"][name] = stored(found, started, controllers, workers)
         write(out, content)

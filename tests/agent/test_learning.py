@@ -30,7 +30,7 @@ def test_masked_multi_discrete():
     assert evaluate(MaskedMultiDiscrete(10, seed=9), agent, 10, deterministic=False) < 10
     metrics = train(env, agent, 20_480)
     assert evaluate(MaskedMultiDiscrete(20, seed=9), agent, 20) >= 95
-    assert max(m.first_ratio_gap for m in metrics) < 1e-5
+    assert max(m["first_ratio_gap"] for m in metrics) < 1e-5
 
 
 CUE = PPOConfig(discount=0.99, gae_decay=0.95, learning_rate=1e-3)
@@ -77,7 +77,7 @@ def test_the_value_of_an_endless_chain():
     env = EndlessChain(8, seed=0)
     agent = make_agent(env, PPOConfig(discount=0.98, gae_decay=0.95, learning_rate=1e-3), 32)
     metrics = train(env, agent, 20_000)
-    assert metrics[-1].value_mean == pytest.approx(50.0, rel=0.02)
+    assert metrics[-1]["value_mean"] == pytest.approx(50.0, rel=0.02)
 
 
 @pytest.mark.slow

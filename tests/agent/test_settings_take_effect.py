@@ -31,7 +31,7 @@ def test_the_annealed_learning_rate_is_the_optimizers():
     def moved(now):
         before = {name: p.detach().clone() for name, p in agent.network.named_parameters()}
         now = rollout(env, agent, now)
-        rate = agent.update().learning_rate
+        rate = agent.update()["learning_rate"]
         return now, rate, {n for n, p in agent.network.named_parameters() if not torch.equal(p, before[n])}
 
     now, rate, changed = moved(env.reset())
@@ -104,9 +104,9 @@ def test_entropy_weights_choose_the_heads_of_the_bonus(head):
     names = ("slot", "blueprint", "blend", "op")
     weights = tuple(float(h == head) for h in range(4))
     metrics = random_rollout(3, minibatches=1, epochs=1, head_entropy_weights=weights).update()
-    others = [metrics.heads[name].entropy for name in names if name != names[head]]
-    assert metrics.entropy_bonus == pytest.approx(metrics.heads[names[head]].entropy, abs=1e-6)
-    assert all(abs(metrics.entropy_bonus - other) > 1e-3 for other in others)
+    others = [metrics[f"{name}/entropy"] for name in names if name != names[head]]
+    assert metrics["entropy_bonus"] == pytest.approx(metrics[f"{names[head]}/entropy"], abs=1e-6)
+    assert all(abs(metrics["entropy_bonus"] - other) > 1e-3 for other in others)
 
 
 def test_masks_are_validated_where_the_setting_says_so():
@@ -121,7 +121,7 @@ def test_masks_are_validated_where_the_setting_says_so():
 def test_the_kl_stop_is_at_one_and_a_half_times_the_target():
     """One step, then the KL that it made decides about the second: stopped just above 1.5 × target, not just below."""
     settings = {"minibatches": 1, "epochs": 2, "learning_rate": 1e-3}
-    kl = random_rollout(5, **settings, target_kl=None).update().kl_max
+    kl = random_rollout(5, **settings, target_kl=None).update()["kl_max"]
     assert kl > 0.0
-    assert random_rollout(5, **settings, target_kl=kl / 1.52).update().stopped_by_kl
-    assert not random_rollout(5, **settings, target_kl=kl / 1.48).update().stopped_by_kl
+    assert random_rollout(5, **settings, target_kl=kl / 1.52).update()["stopped_by_kl"]
+    assert not random_rollout(5, **settings, target_kl=kl / 1.48).update()["stopped_by_kl"]

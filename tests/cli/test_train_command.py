@@ -168,7 +168,7 @@ def test_a_resumed_run_compares_and_reports_as_it_was_told(monkeypatch: pytest.M
     monkeypatch.setitem(sys.modules, "wandb", module)
     boards: list[str] = []
     board = SimpleNamespace(SummaryWriter=lambda folder: boards.append(folder) or MagicMock())
-    monkeypatch.setattr("esper.telemetry.optional.tensorboard", lambda: board)
+    monkeypatch.setattr("esper.telemetry.sinks.tensorboard", lambda: board)
     assert main(["train", "--task", "digits", *SMALL, "--run", "r", "--wandb", "growing", "--tensorboard"]) == 0
     assert main(["train", "--resume", "r", "--updates", "2", "--workers", "1"]) == 0
     assert asked == ["growing", "growing"]

@@ -1,32 +1,11 @@
-"""Limits as a training loop builds them, a healthy series of metrics, and records to store."""
+"""A healthy series of metrics, and records to store."""
 
 from __future__ import annotations
 
 import random
 
 from esper.actions import HEAD_NAMES
-from esper.agent import diagnostics as agent
-from esper.telemetry import Decision, Episode, Event, Limits, Recorder
-
-
-def limits(clip_norm: float = 0.5, **own: object) -> Limits:
-    """The one translation from the agent's constants; `own` replaces limits."""
-    gradient = agent.GradientLimits.from_clip(clip_norm)
-    shared: dict[str, object] = {
-        "ratio_high": agent.RATIO_HIGH,
-        "ratio_low": agent.RATIO_LOW,
-        "entropy_low": agent.ENTROPY_LOW,
-        "entropy_collapsed": agent.ENTROPY_COLLAPSED,
-        "kl_spike": agent.KL_SPIKE,
-        "kl_extreme": agent.KL_EXTREME,
-        "kl_stalled": agent.KL_STALLED,
-        "gradient_vanishing": gradient.vanishing,
-        "gradient_exploding": gradient.exploding,
-        "gradient_drift": agent.GRADIENT_DRIFT,
-        "lstm_low": agent.LSTM_RMS_LOW,
-        "lstm_high": agent.LSTM_RMS_HIGH,
-    }
-    return Limits(**(shared | own))  # type: ignore[arg-type]
+from esper.telemetry import Decision, Episode, Event, RunRecorder
 
 
 def healthy(update: int, updates: int = 60) -> dict[str, float]:
@@ -100,7 +79,7 @@ def sample_decision(update: int, env: int = 0, epoch: int = 0, **changes: object
     return Decision(**(values | changes))  # type: ignore[arg-type]
 
 
-def record_update(recorder: Recorder, update: int, decisions: int = 5) -> None:
+def record_update(recorder: RunRecorder, update: int, decisions: int = 5) -> None:
     """A small update, whole."""
     for epoch in range(decisions):
         recorder.decision(sample_decision(update, epoch=epoch))

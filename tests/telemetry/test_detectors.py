@@ -8,38 +8,29 @@ from __future__ import annotations
 import json
 import random
 import re
-from dataclasses import fields
+from dataclasses import fields, replace
 from math import inf, nan
 
 import pytest
-from telemetry_samples import healthy, limits
+from telemetry_samples import healthy
 
 from esper.agent.config import PPOConfig
-from esper.agent.diagnostics import (
-    ENTROPY_COLLAPSED,
-    GRADIENT_DRIFT,
-    KL_SPIKE,
-    RATIO_HIGH,
-    RATIO_LOW,
-    GradientDrift,
-    LSTMHealth,
-)
+from esper.agent.metrics import measure_state
 from esper.cli.train import Train
-from esper.telemetry import Anomaly, AnomalyDetector, Escalation, Event, HealthMonitor, Level, NullRecorder
-from esper.telemetry.anomalies import RECOVERY, REMINDER, Phase
-from esper.telemetry.readings import Improvement
-from esper.telemetry.symptoms import SYMPTOMS
+from esper.telemetry import Anomaly, AnomalyDetector, Event, HealthMonitor, Level, RunRecorder
+from esper.telemetry.alarms import ENTROPY_COLLAPSED, RATIO_HIGH, RATIO_LOW, RULES, Rule, RunPhase
+from esper.telemetry.health import RECOVERY, REMINDER, GradientDrift, Improvement
 
 UPDATES = 60
 
 
-def detector(**own: object) -> AnomalyDetector:
-    return AnomalyDetector(limits(**own), GradientDrift(momentum=0.9))
+def detector() -> AnomalyDetector:
+    return AnomalyDetector(clip_norm=0.5)
 
 
-def series(fault: dict[str, float], since: int = 30, until: int = UPDATES, **own: object) -> list[Anomaly]:
+def series(fault: dict[str, float], since: int = 30, until: int = UPDATES) -> list[Anomaly]:
     """What a run of 60 updates reports whose metrics are replaced by `fault` from update `since` up to `until`."""
-    watching, found = detector(**own), []
+    watching, found = detector(), []
     for update in range(1, UPDATES + 1):
         metrics = healthy(update, UPDATES)
         if since <= update < until:
@@ -63,7 +54,7 @@ FAULTS = {
     # name: (fault, first update that reports it when the fault begins at update 30, seen, limit)
     "ratio_explosion": ({"ratio_max": 6.0}, 30, 6.0, RATIO_HIGH),
     "entropy_collapse": ({"blueprint/entropy": 0.01, "return_mean": 30.0}, 32, 0.01, 0.5 * ENTROPY_COLLAPSED),
-    "kl_spike": ({"kl_max": 0.2}, 30, 0.2, KL_SPIKE),
+    "kl_spike": ({"kl_max": 0.2}, 30, 0.2, 0.1),
     "kl_extreme": ({"kl_max": 0.9}, 30, 0.9, 0.5),
     "kl_stalled": ({"kl": 1e-9}, 32, 1e-9, 1e-7),
     "clip_stalled": ({"clip_fraction": 0.0}, 39, 0.0, 1e-4),
@@ -87,19 +78,19 @@ def test_a_lasting_fault_is_reported_once_with_what_was_seen_and_the_limit(name:
     assert [(a.name, a.update, a.seen, a.limit) for a in found if a.name == name] == [(name, at, seen, limit)]
     (anomaly,) = [a for a in found if a.name == name]
     assert anomaly.message.startswith(f"{name}: {anomaly.metric} is ")
-    assert SYMPTOMS[name].meaning in anomaly.message
-    assert SYMPTOMS[name].remedy in anomaly.message
+    assert RULES[name].meaning in anomaly.message
+    assert RULES[name].remedy in anomaly.message
     also = {"value_collapse": {"value_stuck"}, "gradient_exploding": {"gradient_drift"}}.get(name, set())
     assert {a.name for a in found} <= {name} | also, "one fault, one alarm"
 
 
-def test_every_symptom_has_a_fault_that_shows_it() -> None:
-    assert set(FAULTS) | {"gradient_drift", "return_collapse"} == set(SYMPTOMS)
+def test_every_rule_has_a_fault_that_shows_it() -> None:
+    assert set(FAULTS) | {"gradient_drift", "return_collapse"} == set(RULES)
 
 
-@pytest.mark.parametrize("name", [name for name in FAULTS if SYMPTOMS[name].patience > 1])
+@pytest.mark.parametrize("name", [name for name in FAULTS if RULES[name].updates > 1])
 def test_what_passes_before_its_time_is_not_reported(name: str) -> None:
-    assert series(FAULTS[name][0], until=30 + SYMPTOMS[name].patience - 1) == []
+    assert series(FAULTS[name][0], until=30 + RULES[name].updates - 1) == []
 
 
 def test_too_small_a_ratio_is_an_explosion_too() -> None:
@@ -155,9 +146,9 @@ def test_a_limit_that_is_grazed_is_one_alarm() -> None:
 
 
 def test_phases() -> None:
-    assert [Phase.of(p) for p in (0.0, 0.09, 0.1, 0.39, 0.4, 1.0)] == [0, 0, 1, 1, 2, 2]
+    assert [RunPhase.of(p) for p in (0.0, 0.09, 0.1, 0.39, 0.4, 1.0)] == [0, 0, 1, 1, 2, 2]
     with pytest.raises(ValueError, match="share between 0 and 1"):
-        Phase.of(1.5)
+        RunPhase.of(1.5)
 
 
 def lasting(metrics: dict[str, float], phase: float, updates: int = 20) -> list[str]:
@@ -234,12 +225,12 @@ def test_advice_names_settings_that_exist() -> None:
     """What is named as code or as an option can be set, in [ppo] or on the command line, or is a metric."""
     settings = {field.name for field in fields(PPOConfig)}
     options = {f"--{field.name.replace('_', '-')}" for field in fields(Train)}
-    for name, symptom in SYMPTOMS.items():
-        assert set(re.findall(r"--[a-z-]+", symptom.remedy)) <= options, name
-        named = {word for word in re.findall(r"[a-z]+_[a-z_]+", symptom.remedy) if f"`{word}`" not in symptom.remedy}
+    for name, rule in RULES.items():
+        assert set(re.findall(r"--[a-z-]+", rule.remedy)) <= options, name
+        named = {word for word in re.findall(r"[a-z]+_[a-z_]+", rule.remedy) if f"`{word}`" not in rule.remedy}
         assert named <= settings, name
     for name in ("entropy_collapse", "head_starved"):
-        assert "--floor" in SYMPTOMS[name].remedy
+        assert "--floor" in RULES[name].remedy
 
 
 def decided(head: str, phase: float, objectives: list[float], metric: str = "episode/score") -> list[str]:
@@ -292,7 +283,7 @@ def test_an_improvement_is_more_than_its_noise() -> None:
 
 
 def test_without_a_recurrent_state_there_is_nothing_to_judge() -> None:
-    assert LSTMHealth.of(None) is None  # so the metrics have no lstm/… at all
+    assert measure_state(None) == {}  # so the metrics have no lstm/… at all
     assert lasting({"kl": 0.01}, 0.5) == []
     assert lasting({"lstm/hidden_rms": 0.0, "lstm/cell_rms": 0.0, "lstm/finite": 1.0}, 0.5) == []  # just reset
 
@@ -306,13 +297,14 @@ def test_a_state_of_nan_is_reported() -> None:
 
 
 def test_gradient_limits_follow_the_clip_norm_and_can_be_set() -> None:
-    def found(norm: float, **own: object) -> list[str]:
-        watching = AnomalyDetector(limits(**own))
+    def found(norm: float, clip_norm: float, rules: dict[str, Rule] = RULES) -> list[str]:
+        watching = AnomalyDetector(clip_norm, rules)
         return [a.name for _ in range(2) for a in watching.check_all({"gradient_norm": norm}, 0.5)]
 
     assert found(80.0, clip_norm=0.5) == ["gradient_exploding"]
     assert found(80.0, clip_norm=1.0) == []
-    assert found(80.0, clip_norm=1.0, gradient_exploding=70.0) == ["gradient_exploding"]
+    own = RULES | {"gradient_exploding": replace(RULES["gradient_exploding"], above=70.0)}
+    assert found(80.0, clip_norm=1.0, rules=own) == ["gradient_exploding"]
     assert found(1e-6, clip_norm=10.0) == ["gradient_vanishing"]
     assert found(1e-6, clip_norm=0.5) == []
 
@@ -332,7 +324,7 @@ def test_gradient_drift_by_hand() -> None:
     assert [[a.name for a in one] for one in found] == [[]] * 4 + [["gradient_drift"]] + [[]] * 5
     (anomaly,) = found[4]
     assert anomaly.seen == pytest.approx((2.5 - 1.51585) / 1.51585, rel=1e-4)
-    assert anomaly.limit == GRADIENT_DRIFT
+    assert anomaly.limit == 0.5
 
 
 def test_gradients_that_become_smaller_are_no_drift() -> None:
@@ -341,12 +333,28 @@ def test_gradients_that_become_smaller_are_no_drift() -> None:
     assert [watching.check_all({"gradient_norm": 5.0 / (1 + i)}, 0.5) for i in range(20)] == [[]] * 20
 
 
-def test_drift_is_not_judged_during_warm_up_nor_without_an_average() -> None:
+def test_drift_is_not_judged_during_warm_up() -> None:
     norms = [1.0] * 3 + [9.0] * 5
     watching = detector()
     assert [a for norm in norms for a in watching.check_all({"gradient_norm": norm}, 0.05)] == []
-    watching = AnomalyDetector(limits())
-    assert [a for norm in norms for a in watching.check_all({"gradient_norm": norm}, 0.5)] == []
+    watching = detector()
+    found = [a.name for norm in norms for a in watching.check_all({"gradient_norm": norm}, 0.5)]
+    assert found == ["gradient_drift"]
+    assert [a for a in watching.check_all({"gradient_norm": nan}, 0.5) if a.name == "gradient_drift"] == []
+
+
+def test_the_average_gradient_by_hand() -> None:
+    drift = GradientDrift(momentum=0.9)
+    assert drift.update(1.0) == 0.0
+    assert drift.update(2.0) == pytest.approx(1.0, abs=1e-6)  # twice the average
+    assert drift.average == pytest.approx(1.1)
+    assert drift.update(1.1) == pytest.approx(0.0, abs=1e-6)
+    assert drift.update(2.0) > 0.5
+    assert drift.update(drift.average / 4) == pytest.approx(-0.75, abs=1e-6)
+    with pytest.raises(ValueError, match="not finite"):
+        drift.update(nan)
+    with pytest.raises(ValueError, match="momentum"):
+        GradientDrift(1.0)
 
 
 # -- returns -----------------------------------------------------------------------------------------------------------
@@ -389,7 +397,7 @@ def test_a_resumed_detector_reports_what_an_uninterrupted_one_does() -> None:
         assert found == expected
 
 
-class Events(NullRecorder):
+class Events(RunRecorder):
     def __init__(self) -> None:
         self.events: list[Event] = []
 
@@ -400,7 +408,7 @@ class Events(NullRecorder):
 @pytest.mark.parametrize("fault", [{"op/entropy": 0.01, "return_mean": 30.0}, {"kl_max": 0.3}])
 def test_an_anomaly_makes_the_next_updates_detailed_then_back(fault: dict[str, float]) -> None:
     recorder = Events()
-    monitor = HealthMonitor(recorder, detector(), Escalation(updates=3))
+    monitor = HealthMonitor(recorder, detector(), detailed_updates=3)
     levels = []
     for update in range(1, 21):
         metrics = healthy(update, 20) | (fault if update >= 10 else {})
@@ -417,14 +425,24 @@ def test_an_anomaly_makes_the_next_updates_detailed_then_back(fault: dict[str, f
 
 
 def test_escalation_counts() -> None:
-    escalation = Escalation(updates=2)
-    assert escalation.after_update(False) is Level.NORMAL
-    assert escalation.after_update(True) is Level.DETAILED
-    assert escalation.after_update(True) is Level.DETAILED  # starts afresh
-    assert escalation.after_update(False) is Level.DETAILED
-    assert escalation.after_update(False) is Level.NORMAL
-    assert Escalation(updates=0).after_update(True) is Level.NORMAL
-    assert Escalation(Level.DETAILED).after_update(False) is Level.DETAILED
+    def levels(base: Level, updates: int, anomalies: list[bool]) -> list[Level]:
+        recorder, found = Events(), []
+        recorder.level = base
+        monitor = HealthMonitor(recorder, detector(), updates)
+        for anomaly in anomalies:
+            monitor.detector.rules = RULES if anomaly else {}
+            monitor.detector._tracks.clear()  # so that each is a new one
+            monitor.after_update(1, {"kl_max": 9.0}, 0.5)
+            found.append(recorder.level)
+        return found
+
+    normal, detailed = Level.NORMAL, Level.DETAILED
+    # the second anomaly starts the count of two afresh
+    assert levels(normal, 2, [False, True, True, False, False]) == [normal, detailed, detailed, detailed, normal]
+    assert levels(normal, 0, [True]) == [normal]
+    assert levels(detailed, 5, [False]) == [detailed]
+    with pytest.raises(ValueError, match="at least 0"):
+        HealthMonitor(Events(), detector(), -1)
 
 
 def test_the_monitor_can_be_saved() -> None:

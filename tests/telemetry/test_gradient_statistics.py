@@ -1,4 +1,4 @@
-"""Gradient statistics per parameter: right, in one transfer, on one device.
+"""The gradient of every parameter: right, in one transfer, on one device, and in the record of a run.
 
 Covers: R108, R120, R134, R147, R153
 """
@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch import nn
 
-from esper.telemetry.gradients import GradientWatch, gradient_statistics, on_one_device
+from esper.telemetry.alarms import EXPLODING, VANISHING
+from esper.telemetry.gradients import GradientWatch, one_device
 
 
 def network() -> nn.Sequential:
@@ -19,33 +20,42 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2))
 
 
+def after_one_step(net: nn.Module, clip_norm: float = 1.0) -> dict[str, float]:
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    with GradientWatch(optimizer, net, clip_norm) as watch:
+        optimizer.step()
+    return watch.metrics()
+
+
 def test_statistics_by_hand() -> None:
     """Gradients (3, 4), (0, 0), none and (NaN, 1): norms 5, 0, 0, NaN."""
-    named = [(name, nn.Parameter(torch.zeros(2))) for name in ("a", "b", "c", "d")]
-    named[0][1].grad = torch.tensor([3.0, -4.0])
-    named[1][1].grad = torch.zeros(2)
-    named[3][1].grad = torch.tensor([nan, 1.0])
-    found = gradient_statistics(named, vanishing=1e-6, exploding=4.5)
-    assert found.norms[:3] == (5.0, 0.0, 0.0)
-    assert isnan(found.norms[3])
-    assert isnan(found.largest)
-    assert found.vanishing == ("b", "c")
-    assert found.exploding == ("a", "d")
-    metrics = found.metrics()
-    assert metrics["gradient/a"] == 5.0
-    assert (metrics["gradients_vanishing"], metrics["gradients_exploding"]) == (2.0, 2.0)
+    net = nn.ParameterDict({name: nn.Parameter(torch.zeros(2)) for name in ("a", "b", "c", "d")})
+    net["a"].grad = torch.tensor([3.0, -4.0])
+    net["b"].grad = torch.zeros(2)
+    net["d"].grad = torch.tensor([nan, 1.0])
+    found = after_one_step(net, clip_norm=4.9 / EXPLODING)
+    assert [found[f"gradient/{name}"] for name in "abc"] == [5.0, 0.0, 0.0]
+    assert isnan(found["gradient/d"])
+    assert isnan(found["gradient_largest"])
+    assert (found["gradients_vanishing"], found["gradients_exploding"]) == (2.0, 2.0)  # b and c, a and d
+
+
+def test_limits_follow_the_clip_norm() -> None:
+    net = nn.ParameterDict({"a": nn.Parameter(torch.zeros(1))})
+    net["a"].grad = torch.ones(1)
+    for clip_norm, vanishing, exploding in ((0.9 / EXPLODING, 0, 1), (1.0, 0, 0), (1.1 / VANISHING, 1, 0)):
+        found = after_one_step(net, clip_norm)
+        assert (found["gradients_vanishing"], found["gradients_exploding"]) == (vanishing, exploding)
 
 
 def test_against_a_loop() -> None:
     net = network()
     net(torch.randn(8, 3)).square().sum().backward()
-    found = gradient_statistics(net.named_parameters(), 1e-6, 100.0)
-    for name, norm, parameter in zip(found.names, found.norms, net.parameters(), strict=True):
-        assert parameter.grad is not None
-        assert norm == pytest.approx(float(parameter.grad.norm())), name
-    assert found.largest == pytest.approx(
-        max(float(p.grad.abs().max()) for p in net.parameters() if p.grad is not None)
-    )
+    found = after_one_step(net)
+    gradients = {name: p.grad for name, p in net.named_parameters() if p.grad is not None}
+    for name, gradient in gradients.items():
+        assert found[f"gradient/{name}"] == pytest.approx(float(gradient.norm())), name
+    assert found["gradient_largest"] == pytest.approx(max(float(g.abs().max()) for g in gradients.values()))
 
 
 def test_one_transfer_however_many_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,26 +65,24 @@ def test_one_transfer_however_many_parameters(monkeypatch: pytest.MonkeyPatch) -
     original = torch.Tensor.tolist
     monkeypatch.setattr(torch.Tensor, "tolist", lambda self: transfers.append(1) or original(self))
     monkeypatch.setattr(torch.Tensor, "item", lambda self: pytest.fail("a second transfer"))
-    gradient_statistics(net.named_parameters(), 1e-6, 100.0)
+    assert len(after_one_step(net)) == 40 + 3
     assert len(transfers) == 1
 
 
 def test_parameters_on_several_devices_are_refused() -> None:
     here, there = torch.zeros(2), torch.zeros(2, device="meta")
-    with pytest.raises(ValueError, match=r"2 devices \(cpu, meta\)"):
-        on_one_device([here, there])
-    with pytest.raises(ValueError, match="each device's parameters on their own"):
-        gradient_statistics([("a", nn.Parameter(here)), ("b", nn.Parameter(there))], 1e-6, 1.0)
+    with pytest.raises(ValueError, match=r"several devices \(cpu, meta\)"):
+        one_device([here, there])
+    with pytest.raises(ValueError, match="one agent lives on one"):
+        after_one_step(nn.ParameterDict({"a": nn.Parameter(here), "b": nn.Parameter(there)}))
 
 
 def test_a_watch_averages_over_an_optimizers_steps_and_leaves_no_trace() -> None:
-    net = network()
-    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-    reference = network()
-    plain = torch.optim.SGD(reference.parameters(), lr=0.1)
+    net, reference = network(), network()
+    optimizer, plain = (torch.optim.SGD(model.parameters(), lr=0.1) for model in (net, reference))
     norms = []
-    with GradientWatch(optimizer, net.named_parameters(), 1e-6, 100.0) as watch:
-        assert watch.drain() is None
+    with GradientWatch(optimizer, net, 1.0) as watch:
+        assert watch.metrics() == {}
         for i in range(3):
             x = torch.randn(8, 3, generator=torch.Generator().manual_seed(i))
             for model, steps in ((net, optimizer), (reference, plain)):
@@ -83,17 +91,20 @@ def test_a_watch_averages_over_an_optimizers_steps_and_leaves_no_trace() -> None
                 steps.step()
             assert net[0].weight.grad is not None
             norms.append(float(net[0].weight.grad.norm()))
-        found = watch.drain()
-    assert found is not None
-    assert found.norms[0] == pytest.approx(sum(norms) / 3)
-    assert watch.drain() is None
+    assert watch.metrics()["gradient/0.weight"] == pytest.approx(sum(norms) / 3)
+    assert watch.metrics() == {}
     optimizer.step()
-    assert watch.drain() is None  # not entered any more
-    assert (
-        all(torch.equal(a, b) for a, b in zip(net.state_dict().values(), reference.state_dict().values(), strict=True))
-        is False
-    )
+    assert watch.metrics() == {}  # not entered any more
     plain.step()
     assert all(
         torch.equal(a, b) for a, b in zip(net.state_dict().values(), reference.state_dict().values(), strict=True)
     )
+
+
+def test_a_watch_that_is_not_enabled_measures_nothing() -> None:
+    net = network()
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+    net(torch.randn(8, 3)).sum().backward()
+    with GradientWatch(optimizer, net, 1.0, enabled=False) as watch:
+        optimizer.step()
+    assert watch.metrics() == {}

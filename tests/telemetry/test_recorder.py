@@ -16,7 +16,7 @@ from telemetry_samples import TERMS, record_update, sample_decision, sample_epis
 
 from esper.actions import Action, Effect, Op
 from esper.lifecycle import Stage, Transition
-from esper.telemetry import Decision, Event, FanOut, Level, NullRecorder, RunStore, StoreRecorder, open_readonly
+from esper.telemetry import Decision, Event, FanOut, Level, RunRecorder, RunStore, StoreRecorder, open_readonly
 from esper.telemetry.schema import VIEWS
 
 
@@ -119,7 +119,7 @@ def test_every_view_answers_and_progress_adds_up(tmp_path: Path) -> None:
     assert written(path, actions) == [("GERMINATE", 5, 5 / 6, 5), ("WAIT", 1, 1 / 6, 0)]
 
 
-class Notes(NullRecorder):
+class Notes(RunRecorder):
     """A sink that remembers, and can break."""
 
     def __init__(self, broken: bool = False) -> None:

@@ -14,10 +14,8 @@ from typing import Any
 import pytest
 from telemetry_samples import record_update, sample_episode
 
-from esper.telemetry import Event, Recorder
-from esper.telemetry.optional import PackageMissingError
-from esper.telemetry.tensorboard import TensorBoardSink
-from esper.telemetry.wandb import WandbSink
+from esper.telemetry import Event, RunRecorder
+from esper.telemetry.sinks import PackageMissingError, ScalarSink, TensorBoardSink, WandbSink
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "wandb"])
@@ -42,7 +40,7 @@ class Calls:
         return lambda *words, **options: self.seen.append((name, words, options))
 
 
-def use(sink: Recorder) -> None:
+def use(sink: RunRecorder) -> None:
     sink.episode(sample_episode(1, env=0, score=40.0))
     sink.episode(sample_episode(1, env=1, score=60.0))
     record_update(sink, 2)
@@ -78,17 +76,15 @@ def test_wandb_gets_numbers_and_warnings(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_means_of_episodes_wait_for_their_update_and_nothing_piles_up() -> None:
-    from esper.telemetry.episode_means import EpisodeMeans
-
-    means = EpisodeMeans()
+    sink = ScalarSink()
     for env, score in enumerate((40.0, 60.0)):
-        means.add(sample_episode(2, env=env, score=score))
-    means.add(sample_episode(1))
-    means.add(sample_episode(2, arm="heuristic", score=70.0))
-    found = means.drain(2)
+        sink.episode(sample_episode(2, env=env, score=score))
+    sink.episode(sample_episode(1))
+    sink.episode(sample_episode(2, arm="heuristic", score=70.0))
+    found = sink.with_means(2, {})
     assert (found["train/score"], found["heuristic/score"]) == (50.0, 70.0)
-    assert means.drain(2) == {}
-    assert not means._waiting
+    assert sink.with_means(2, {}) == {}
+    assert not sink._episodes
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed (an optional extra)")

@@ -13,7 +13,6 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -43,6 +42,10 @@ def ask(path: Path, sql: str) -> list[tuple[object, ...]]:
         return connection.execute(sql).fetchall()
 
 
+def last_update(path: Path) -> int:
+    return int(str(ask(path, "SELECT max(update_number) FROM metrics")[0][0]))
+
+
 def contents(path: Path) -> dict[str, list[tuple[object, ...]]]:
     """Every row that belongs to an update, without the time of day."""
     with open_readonly(path) as connection:
@@ -54,7 +57,7 @@ def contents(path: Path) -> dict[str, list[tuple[object, ...]]]:
 
 
 def test_closing_writes_everything(path: Path) -> None:
-    with RunStore(path, linger=60.0) as store:
+    with RunStore(path) as store:
         recorder = StoreRecorder(store)
         for update in range(1, 4):
             record_update(recorder, update)
@@ -67,56 +70,71 @@ def test_closing_writes_everything(path: Path) -> None:
     ]
 
 
-def test_a_reader_sees_whole_calls_while_the_run_writes(path: Path, store: RunStore) -> None:
+def test_a_reader_sees_whole_updates_while_the_run_writes(path: Path, store: RunStore) -> None:
     names = [f"m{i}" for i in range(50)]
     done = threading.Event()
+    counts: set[int] = set()
 
-    def write() -> None:
-        for update in range(1, 200):
-            store.add((INSERT, [(update, name, 0.0) for name in names]))
-            if update % 10 == 0:
-                store.flush()
-        done.set()
+    def read() -> None:
+        with open_readonly(path) as connection:
+            while not done.is_set():
+                rows = connection.execute("SELECT count(*) FROM metrics GROUP BY update_number").fetchall()
+                counts.update(count for (count,) in rows)
 
-    writer = threading.Thread(target=write)
-    writer.start()
-    with open_readonly(path) as connection:
-        while not done.is_set():
-            seen = connection.execute("SELECT count(*) FROM metrics GROUP BY update_number").fetchall()
-            assert all(count == len(names) for (count,) in seen)
-    writer.join()
-
-
-def test_records_appear_without_a_flush(path: Path) -> None:
-    with RunStore(path, linger=0.05) as store:
-        store.add((INSERT, [(1, "kl", 0.5)]))
-        end = time.monotonic() + 10.0
-        while not ask(path, "SELECT * FROM metrics") and time.monotonic() < end:
-            time.sleep(0.02)
-        assert ask(path, "SELECT value FROM metrics") == [(0.5,)]
-
-
-def test_a_caller_waits_when_the_writer_is_behind(path: Path) -> None:
-    """Back-pressure: someone else holds the file, so that nothing can be written; 4 calls fit, the rest must wait."""
-    with RunStore(path, capacity=4, linger=0.01) as store:
-        other = sqlite3.connect(path, isolation_level=None)
-        other.execute("BEGIN IMMEDIATE")
-        handed: list[int] = []
-
-        def record() -> None:
-            for update in range(20):
-                store.add((INSERT, [(update, "kl", 1.0)]))
-                handed.append(update)
-
-        recording = threading.Thread(target=record)
-        recording.start()
-        time.sleep(0.3)
-        assert len(handed) <= 8  # 4 waiting, and at most 4 in the writer's hands
-        other.execute("ROLLBACK")
-        recording.join(timeout=20)
-        assert len(handed) == 20
+    reader = threading.Thread(target=read)
+    reader.start()
+    for update in range(1, 200):
+        for name in names:
+            store.add((INSERT, [(update, name, 0.0)]))
         store.flush()
-        assert ask(path, "SELECT count(*) FROM metrics") == [(20,)]  # waited, not dropped
+    done.set()
+    reader.join()
+    assert counts == {len(names)}
+
+
+def test_what_waits_is_written_by_flush_in_one_transaction(path: Path, store: RunStore) -> None:
+    statements: list[str] = []
+    store._connection.set_trace_callback(statements.append)
+    record_update(StoreRecorder(store), 1)
+    assert statements == []
+    assert ask(path, "SELECT * FROM metrics") == []
+    store.flush()
+    assert [sql for sql in statements if not sql.startswith("INSERT")] == ["BEGIN IMMEDIATE", "COMMIT"]
+    assert ask(path, "SELECT count(*) FROM decisions") == [(5,)]
+
+
+def test_without_a_flush_memory_is_bounded_and_nothing_is_dropped(path: Path) -> None:
+    with RunStore(path, capacity=4) as store:
+        for update in range(21):
+            store.add((INSERT, [(update, "kl", 1.0)]))
+            assert len(store._pending) < 4
+        assert ask(path, "SELECT count(*) FROM metrics") == [(20,)]
+    assert ask(path, "SELECT count(*) FROM metrics") == [(21,)]
+    with pytest.raises(ValueError, match="capacity must be at least 1"):
+        RunStore(path, capacity=0)
+
+
+def test_a_store_that_nobody_closes_is_written_at_the_end_of_the_process(path: Path) -> None:
+    script = (
+        "import sys; from pathlib import Path; from esper.telemetry import RunStore; "
+        f"RunStore(Path(sys.argv[1])).add(({INSERT!r}, [(1, 'kl', 0.5)]))"
+    )
+    subprocess.run([sys.executable, "-c", script, str(path)], check=True)
+    assert ask(path, "SELECT value FROM metrics") == [(0.5,)]
+
+
+def test_an_interrupted_flush_can_be_repeated(path: Path, store: RunStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    store.add((INSERT, [(1, "kl", 0.5)]))
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "stat", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            store.flush()
+    store.flush()
+    assert ask(path, "SELECT value FROM metrics") == [(0.5,)]
 
 
 def test_after_close_nothing_can_be_recorded_and_closing_again_is_nothing(path: Path) -> None:
@@ -138,7 +156,7 @@ def test_a_forked_worker_is_told_where_records_go(store: RunStore, monkeypatch: 
 
 
 def test_a_full_disk_reaches_the_next_record_and_close(path: Path) -> None:
-    store = RunStore(path, linger=0.01)
+    store = RunStore(path)
     recorder = StoreRecorder(store)
     record_update(recorder, 1)
     store.flush()
@@ -170,7 +188,7 @@ def test_inside_with_the_error_is_said_once(path: Path) -> None:
 
 
 def test_a_folder_that_goes_away_is_noticed(path: Path) -> None:
-    store = RunStore(path, linger=0.01)
+    store = RunStore(path)
     shutil.rmtree(path.parent)
     with pytest.raises(StoreError, match="was removed during the run"):  # noqa: PT012
         store.add((INSERT, [(1, "kl", 1.0)]))
@@ -180,7 +198,7 @@ def test_a_folder_that_goes_away_is_noticed(path: Path) -> None:
 
 
 def test_a_row_that_cannot_be_stored_is_an_error_of_the_run(path: Path) -> None:
-    store = RunStore(path, linger=0.01)
+    store = RunStore(path)
     store.add((INSERT, [(1, "kl", 1.0)]), (INSERT, [(1, "kl", object())]))
     with pytest.raises(StoreError, match="not supported"):
         store.close()
@@ -216,7 +234,7 @@ CHILD = """
     if {limit}:
         resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
     try:
-        with RunStore(Path(sys.argv[1]), linger=0.005) as store:
+        with RunStore(Path(sys.argv[1])) as store:
             recorder = StoreRecorder(store)
             for update in range(1, 100_000):
                 record_update(recorder, update, decisions=40)
@@ -257,9 +275,9 @@ def test_kill_9_leaves_whole_transactions(path: Path) -> None:
     assert process.returncode == -signal.SIGKILL
     assert_whole(path, promised)
     with RunStore(path) as store:  # and it can be taken up again
-        assert store.last_update >= promised
+        assert last_update(path) >= promised
         store.rewind(promised)
-        assert store.last_update == promised
+        assert last_update(path) == promised
 
 
 def test_a_file_size_limit_ends_in_one_clear_error(path: Path) -> None:
@@ -282,22 +300,22 @@ def test_rewind_gives_the_history_of_an_uninterrupted_run(tmp_path: Path) -> Non
         for update in range(1, 6):  # killed in update 5, after the checkpoint of update 3
             record_update(StoreRecorder(store), update, decisions=9 if update > 3 else 5)
     with RunStore(tmp_path / "broken.sqlite") as store:
-        assert store.last_update == 5
+        assert last_update(tmp_path / "broken.sqlite") == 5
         assert store.rewind(3) == 2 * (9 + 1 + 1 + 3 + 3)  # decisions, event, episode, its rewards, metrics
         store.begin_session(from_update=3, version="1", command=["esper", "train", "--resume"])
         for update in range(4, 7):
             record_update(StoreRecorder(store), update)
     assert contents(tmp_path / "broken.sqlite") == contents(tmp_path / "whole.sqlite")
-    sessions = ask(tmp_path / "broken.sqlite", "SELECT from_update, command FROM sessions")
-    assert sessions == [(3, "esper train --resume")]
+    sessions = ask(tmp_path / "broken.sqlite", "SELECT from_update, version, command FROM sessions")
+    assert sessions == [(3, "1", "esper train --resume")]
 
 
 def test_rewind_also_forgets_what_is_still_waiting(path: Path) -> None:
-    with RunStore(path, linger=60.0) as store:
+    with RunStore(path) as store:
         for update in range(1, 5):
             record_update(StoreRecorder(store), update)
         store.rewind(2)
-        assert store.last_update == 2
+        assert last_update(path) == 2
 
 
 def test_facts_about_the_run(path: Path, store: RunStore) -> None:

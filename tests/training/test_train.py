@@ -34,7 +34,7 @@ from esper.engine.precision import Precision
 from esper.env.growth_env import GrowthEnv
 from esper.env.reward import RewardConfig
 from esper.env.situation import SlotView
-from esper.telemetry.recorder import NullRecorder, StoreRecorder
+from esper.telemetry.recorder import RunRecorder, StoreRecorder
 from esper.telemetry.records import Event
 from esper.telemetry.store import STORE_NAME, RunStore
 from esper.training.catalogue import make_controller
@@ -180,7 +180,7 @@ def test_suspicions_about_seeds_reach_the_record(kind: Kind, monkeypatch: pytest
     def suspect(epoch: int, slot: SlotView, trace: SeedTrace, *numbers: float, sure: bool) -> list[Finding]:
         return [Finding(kind, epoch, slot.index, slot.path, trace.seed, slot.blueprint, 9.0, -2.0)]
 
-    class Events(NullRecorder):
+    class Events(RunRecorder):
         def event(self, event: Event) -> None:
             seen.append(event)
 

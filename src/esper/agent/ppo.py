@@ -29,10 +29,9 @@ from esper.agent.checkpoints import (
 )
 from esper.agent.compiled import CompiledForward
 from esper.agent.config import ADAM_EPSILON, PPOConfig
-from esper.agent.diagnostics import LSTMHealth, one_device
 from esper.agent.distributed import Reducer, SingleProcess
 from esper.agent.gae import against_siblings
-from esper.agent.metrics import UpdateMetrics, collect
+from esper.agent.metrics import UpdateMetrics, collect, measure_state
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.agent.policies import load_policy_tensors, policy_tensors, read_policy, tensors_under
 from esper.agent.update import Forward, ppo_update, prepare
@@ -41,6 +40,7 @@ from esper.errors import first_line
 from esper.policy.distribution import FactoredPolicy, validate_masks
 from esper.policy.network import FactoredRecurrentActorCritic
 from esper.policy.recurrence import RecurrentState
+from esper.telemetry.gradients import one_device
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +206,7 @@ class PPOAgent:
         with exact(self.device):
             if self.teacher is not None and self.config.teacher_kl_at(self.update_count) > 0.0:
                 batch = batch.with_teacher(self.teacher)
-            facts, minibatches = ppo_update(
+            record = ppo_update(
                 self.network,
                 self._forward,
                 self.optimizer,
@@ -216,12 +216,10 @@ class PPOAgent:
                 self.generator,
                 self.reducer,
             )
-        peak = torch.cuda.max_memory_allocated(self.device) if self.device.type == "cuda" else 0
-        live = batch.policy.relevant(batch.action)[batch.valid].float().mean(0)
         self.optimizer.zero_grad(set_to_none=True)
         self._batch = None
         self.buffer.reset()
-        return collect(facts, minibatches, rollout, live, LSTMHealth.measure(self._acted), peak)
+        return collect(record, rollout | measure_state(self._acted))
 
     def take_compile_failure(self) -> str | None:
         """Why the network runs uncompiled although `config.compile` asked for it; told once, for the record."""

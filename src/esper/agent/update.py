@@ -14,7 +14,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import isfinite, log
-from operator import add
 from time import perf_counter
 
 import torch
@@ -31,12 +30,21 @@ from esper.agent.config import (
     LOG_RATIO_LIMIT,
     PPOConfig,
 )
-from esper.agent.diagnostics import RATIO_HIGH, RATIO_LOW, RatioExplosionDiagnostic, explained_variance
+from esper.agent.diagnostics import NumericalStabilityReport, RatioExplosionDiagnostic
 from esper.agent.distributed import Reducer
 from esper.agent.gae import normalise
-from esper.agent.metrics import GRADIENT_GROUPS, HEADS, ChunkMetrics, MinibatchMetrics, UpdateFacts
+from esper.agent.metrics import (
+    GRADIENT_GROUPS,
+    GRADIENT_NORMS,
+    HEADS,
+    UpdateRecord,
+    deciding_numbers,
+    join_parts,
+    measure,
+)
 from esper.agent.normalisers import ValueNormaliser, moments, over_ranks
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput
+from esper.telemetry.alarms import RATIO_HIGH, RATIO_LOW
 
 Forward = Callable[..., NetworkOutput]
 
@@ -57,29 +65,55 @@ class Counts:
     """[heads] expected valid steps on which the head is used with a choice."""
 
 
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Some rows of a minibatch after their forward pass: what formulas of `metrics.METRICS` read."""
+
+    out: NetworkOutput
+    batch: RolloutBatch
+    counts: Counts
+    clip: float
+    effective: Tensor
+    """[n, T, heads]: valid steps on which the head took effect."""
+    log_ratio: Tensor
+    """[n, T, heads]; 0 without effect."""
+    policy_loss: Tensor
+    value_loss: Tensor
+    entropy_bonus: Tensor
+    teacher_kl: Tensor
+    live_entropy: Tensor
+    """[heads]"""
+    kl: Tensor
+    """[heads]: the head's part of KL(rollout policy ‖ current)."""
+
+    @property
+    def ratio(self) -> Tensor:
+        return self.log_ratio.exp()
+
+    @property
+    def joint_ratio(self) -> Tensor:
+        return self.log_ratio.sum(-1).exp()
+
+    def mean(self, x: Tensor) -> Tensor:
+        """Over valid steps: [n, T, ...] -> [...]"""
+        return _sum(x, self.batch.valid) / self.counts.steps
+
+    def mean_where_effective(self, x: Tensor) -> Tensor:
+        """[n, T, heads] -> [heads]"""
+        return _sum(x, self.effective) / self.counts.effective
+
+
 def prepare(
     batch: RolloutBatch, values: ValueNormaliser, last: nn.Linear, reducer: Reducer
-) -> tuple[RolloutBatch, Tensor]:
+) -> tuple[RolloutBatch, dict[str, Tensor]]:
     """Normalise advantages over the rollout of all ranks, and bring values and returns into the critic's units.
 
-    Also gives what the rollout looked like before: [len(metrics.ROLLOUT)].
+    Also gives the metrics of the rollout before.
     """
     valid = batch.valid
     _, mean, variance = over_ranks(*moments(batch.advantage[..., None], valid), reducer)
     mean, std = mean.float(), variance.sqrt().float()
-    returns = batch.returns[valid]
-    seen = torch.stack(
-        (
-            valid.sum().float(),
-            batch.reward[valid].mean(),
-            returns.mean(),
-            returns.std(correction=0),
-            batch.value[valid].mean(),
-            explained_variance(batch.returns, batch.value, valid),
-            mean.squeeze(),
-            std.squeeze(),
-        )
-    )
+    seen = measure("rollout", batch)
     values.update(batch.returns, valid, last, reducer)
     ready = replace(
         batch,
@@ -99,65 +133,57 @@ def ppo_update(
     update: int,
     generator: torch.Generator,
     reducer: Reducer,
-) -> tuple[UpdateFacts, list[MinibatchMetrics]]:
+) -> UpdateRecord:
     """Learn from a prepared rollout. `forward` is the network or its compiled form; names and norms come from
     `network` itself."""
     began = perf_counter()
-    coefficient, learning_rate = config.entropy_coefficient_at(update), config.learning_rate_at(update)
+    record = UpdateRecord(
+        update, config.entropy_coefficient_at(update), config.learning_rate_at(update), config.max_grad_norm
+    )
     teacher_kl = config.teacher_kl_at(update)
     for group in optimizer.param_groups:
-        group["lr"] = learning_rate
+        group["lr"] = record.learning_rate
     groups = network.parameters_by_head()
     parameters = list(network.parameters())
     rows = batch if network.recurrent else batch.single_steps()
-    seen: list[MinibatchMetrics] = []
-    explosion: RatioExplosionDiagnostic | None = None
-    first_gap, steps, skipped, stopped, epoch = 0.0, 0, 0, False, 0
 
-    while epoch < config.epochs and not stopped:
-        epoch += 1
+    while record.epochs < config.epochs and not record.stopped_by_kl:
+        record.epochs += 1
         for chosen in minibatches(rows.valid.shape[0], config.minibatches, generator):
             minibatch = rows.select(chosen)
             counts = _count(minibatch, reducer)
             optimizer.zero_grad(set_to_none=True)
-            parts = []
+            parts, log_ratios = [], []
             for part in minibatch.parts(config.chunk_rows):
-                loss, measured = _losses(forward, part, counts, coefficient, config, teacher_kl)
+                loss, made = _losses(forward, part, counts, record.entropy_coefficient, config, teacher_kl)
                 torch.autograd.backward(loss)
-                parts.append(measured)
-            whole = _over_ranks(parts, parameters, reducer)
-            seen.append(MinibatchMetrics(whole.sums, whole.highest, _gradient_norms(groups)))
+                parts.append(measure("part", made))
+                log_ratios.append(made.log_ratio)
+            _average_gradients(parameters, reducer)
+            seen = reduce(join_parts, parts)
+            seen[GRADIENT_NORMS] = _gradient_norms(groups)
+            record.minibatches.append(seen)
 
             # The only wait for the device: may this step be taken?
-            high, low, ratio_gap, value_gap, kl, norm = seen[-1].decision().tolist()
-            if len(seen) == 1:
-                first_gap = _check_first(ratio_gap, value_gap)
-            if not (high <= log(RATIO_HIGH) and low <= -log(RATIO_LOW)):
-                explosion = _worse(explosion, whole.log_ratio, minibatch, chosen)
+            decided = deciding_numbers(seen)
+            high, low, ratio_gap, value_gap, kl, norm = decided.tolist()
+            if len(record.minibatches) == 1:
+                _check_first(ratio_gap, value_gap)
+            if not (high <= log(RATIO_HIGH) and low >= log(RATIO_LOW)):
+                record.explosion = _worse(record.explosion, torch.cat(log_ratios), minibatch, chosen)
             if not isfinite(norm):
-                skipped += 1
+                record.skipped += 1
+                record.instability = record.instability or NumericalStabilityReport.of(network, loss)
                 continue
             if config.target_kl is not None and kl > KL_STOP_FACTOR * config.target_kl:
-                stopped = True
+                record.stopped_by_kl = True
                 break
-            nn.utils.clip_grads_with_norm_(parameters, config.max_grad_norm, seen[-1].gradient_norm)
+            nn.utils.clip_grads_with_norm_(parameters, config.max_grad_norm, decided[-1])
             optimizer.step()
-            steps += 1
+            record.optimizer_steps += 1
 
-    facts = UpdateFacts(
-        update=update,
-        epochs=epoch,
-        optimizer_steps=steps,
-        skipped=skipped,
-        stopped_by_kl=stopped,
-        first_ratio_gap=first_gap,
-        entropy_coefficient=coefficient,
-        learning_rate=learning_rate,
-        max_grad_norm=config.max_grad_norm,
-        seconds=perf_counter() - began,
-        explosion=explosion,
-    )
-    return facts, seen
+    record.seconds = perf_counter() - began
+    return record
 
 
 def _losses(
@@ -167,7 +193,7 @@ def _losses(
     coefficient: float,
     config: PPOConfig,
     teacher_kl: float = 0.0,
-) -> tuple[Tensor, ChunkMetrics]:
+) -> tuple[Tensor, Part]:
     """The loss of some rows as their share of the whole minibatch's loss, so that parts simply add up."""
     out = forward(batch.observation, batch.masks, batch.state, batch.packing())
     valid, advantage = batch.valid, batch.advantage[..., None]  # [n, T], [n, T, 1]
@@ -200,45 +226,23 @@ def _losses(
         distance = _sum(out.policy.kl_from(batch.teacher).sum(-1), valid) / counts.steps
 
     loss = policy_loss + config.value_coefficient * value_loss - coefficient * bonus + teacher_kl * distance
-    losses = torch.stack((policy_loss, value_loss, bonus, distance))
-    return loss, _measure(out, batch, effective, log_ratio.detach(), losses, live_entropy, counts, config)
-
-
-@torch.no_grad()
-def _measure(
-    out: NetworkOutput,
-    batch: RolloutBatch,
-    effective: Tensor,
-    log_ratio: Tensor,
-    losses: Tensor,
-    live_entropy: Tensor,
-    counts: Counts,
-    config: PPOConfig,
-) -> ChunkMetrics:
-    """What the minibatch reports, in the order of metrics.SUMS and metrics.HEAD_SUMS."""
-    ratio, joint = log_ratio.exp(), log_ratio.sum(-1)
-    weight = joint.exp()
-    per_step = torch.stack(
-        (out.policy.entropy().sum(-1), (weight - 1.0) - joint, weight, weight.square()), dim=-1
-    )  # [n, T, 4]
-    kl = out.policy.kl_from(batch.policy)
-    outside = ((ratio - 1.0).abs() > config.clip).float()
-    sums = torch.cat(
-        (
-            losses,
-            _sum(per_step, batch.valid) / counts.steps,
-            _sum(kl, batch.valid) / counts.steps,
-            _sum(outside, effective) / counts.effective,
-            _sum(ratio, effective) / counts.effective,
-            live_entropy,
-        )
+    with torch.no_grad():
+        kl = _sum(out.policy.kl_from(batch.policy), valid) / counts.steps
+    part = Part(
+        out=out,
+        batch=batch,
+        counts=counts,
+        clip=config.clip,
+        effective=effective,
+        log_ratio=log_ratio.detach(),
+        policy_loss=policy_loss,
+        value_loss=value_loss,
+        entropy_bonus=bonus,
+        teacher_kl=distance,
+        live_entropy=live_entropy,
+        kl=kl,
     )
-    value_gap = _only(out.value - batch.value, batch.valid).abs().amax()
-    flat = log_ratio.flatten(0, 1)
-    # A log-probability of −12 has a rounding error twelve times that of −1: the gap is taken relative to its size.
-    ratio_gap = (torch.expm1(log_ratio).abs() / batch.log_prob.abs().clamp(min=1.0)).amax()
-    highest = torch.cat((flat.amax(0), (-flat).amax(0), ratio_gap[None], value_gap[None]))
-    return ChunkMetrics(sums, highest, log_ratio)
+    return loss, part
 
 
 def _only(x: Tensor, where: Tensor) -> Tensor:
@@ -265,12 +269,8 @@ def _count(batch: RolloutBatch, reducer: Reducer) -> Counts:
     return Counts(counts[0].clamp(min=1.0), counts[1 : 1 + HEADS].clamp(min=1.0), counts[1 + HEADS :])
 
 
-def _over_ranks(parts: list[ChunkMetrics], parameters: list[nn.Parameter], reducer: Reducer) -> ChunkMetrics:
-    """Parts added up, and metrics and gradients averaged over ranks."""
-    whole = reduce(add, parts)
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    reducer.mean_in_place(gradients)
-    return replace(whole, sums=reducer.mean(whole.sums))
+def _average_gradients(parameters: list[nn.Parameter], reducer: Reducer) -> None:
+    reducer.mean_in_place([p.grad for p in parameters if p.grad is not None])
 
 
 def _gradient_norms(groups: dict[str, list[nn.Parameter]]) -> Tensor:
@@ -282,7 +282,7 @@ def _gradient_norms(groups: dict[str, list[nn.Parameter]]) -> Tensor:
     return torch.stack(norms)
 
 
-def _check_first(gap: float, value_gap: float) -> float:
+def _check_first(gap: float, value_gap: float) -> None:
     """Before any step nothing may have moved. This one assertion catches lost masks, drifting normalisers, misaligned
     recurrent states and forgotten train/eval switches."""
     if not gap < FIRST_RATIO_TOLERANCE:
@@ -295,7 +295,6 @@ def _check_first(gap: float, value_gap: float) -> float:
             f"replaying the rollout gives other values than acting did: they differ by {value_gap:.2e} return-stds "
             f"before the first step (limit {FIRST_VALUE_TOLERANCE:.0e})."
         )
-    return gap
 
 
 def _worse(

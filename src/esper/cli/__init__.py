@@ -81,7 +81,7 @@ def _run(name: str, words: list[str]) -> int:
         if isinstance(error, UsageError):
             _say(f"esper {name}: {error}; `esper {name} --help` shows the options")
             return 2
-        from esper.telemetry.optional import PackageMissingError
+        from esper.telemetry.sinks import PackageMissingError
 
         # Bad input ends with one line that says what, where and what to do. A person who hunts a bug wants more.
         expected = (ValueError, OSError, RuntimeError, MemoryError, PackageMissingError)

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from tyro.conf import Positional, arg
 
-Row = Sequence[object]
+Cells = Sequence[object]
 STEPS_BETWEEN_TURNS = 100_000
 """Of SQLite's machine; about a millisecond."""
 
@@ -49,7 +49,7 @@ class Query:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
-    def _print(self, columns: list[str], rows: Iterable[Row]) -> None:
+    def _print(self, columns: list[str], rows: Iterable[Cells]) -> None:
         if self.json:
             _print_json(columns, rows)
         elif self.csv:
@@ -65,7 +65,7 @@ def _python_has_a_turn() -> None:
     cannot pass that on, gives up the statement as interrupted."""
 
 
-def _ask(connection: sqlite3.Connection, sql: str, run: Path) -> tuple[list[str], Iterable[Row]]:
+def _ask(connection: sqlite3.Connection, sql: str, run: Path) -> tuple[list[str], Iterable[Cells]]:
     connection.set_authorizer(_no_other_files)
     try:
         cursor = connection.execute(sql)
@@ -87,13 +87,13 @@ def _no_other_files(what: int, *details: str | None) -> int:
     return sqlite3.SQLITE_DENY if what == sqlite3.SQLITE_ATTACH else sqlite3.SQLITE_OK
 
 
-def _contents(connection: sqlite3.Connection) -> tuple[list[str], Iterable[Row]]:
+def _contents(connection: sqlite3.Connection) -> tuple[list[str], Iterable[Cells]]:
     """Tables first, then views, each with its rows and columns."""
     named = connection.execute(
         "SELECT name, type FROM sqlite_schema WHERE type IN ('table', 'view') AND name NOT LIKE 'sqlite_%' "
         "ORDER BY type, rowid"
     ).fetchall()
-    listed: list[Row] = []
+    listed: list[Cells] = []
     for name, kind in named:
         quoted = '"' + name.replace('"', '""') + '"'
         (count,) = connection.execute(f"SELECT count(*) FROM {quoted}").fetchone()
@@ -102,8 +102,8 @@ def _contents(connection: sqlite3.Connection) -> tuple[list[str], Iterable[Row]]
     return ["name", "kind", "rows", "columns"], listed
 
 
-def _print_json(columns: list[str], rows: Iterable[Row]) -> None:
-    """Row by row, so that a large answer needs no memory."""
+def _print_json(columns: list[str], rows: Iterable[Cells]) -> None:
+    """Cells by row, so that a large answer needs no memory."""
     from esper.telemetry.records import to_json
 
     separator = "["
@@ -117,7 +117,7 @@ def _plain(value: object) -> object:
     return value.hex() if isinstance(value, bytes) else value
 
 
-def _print_table(columns: list[str], rows: Iterable[Row]) -> None:
+def _print_table(columns: list[str], rows: Iterable[Cells]) -> None:
     from rich.table import Table
     from rich.text import Text
 

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from rich.console import Console
     from rich.table import Table
 
-    from esper.telemetry.recorder import Recorder
+    from esper.telemetry.recorder import RunRecorder
     from esper.telemetry.store import RunStore
     from esper.training.loop import Trainer, UpdateReport
     from esper.training.run_folder import RunFolder
@@ -234,21 +234,21 @@ def _flat(config: TrainConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _check_sinks(config: TrainConfig) -> None:
-    from esper.telemetry import optional
+    from esper.telemetry import sinks
 
     if config.tensorboard:
-        optional.tensorboard()
+        sinks.tensorboard()
     if config.wandb is not None:
-        optional.wandb()
+        sinks.wandb()
 
 
-def _sinks(folder: Path, config: TrainConfig) -> Iterator[Recorder]:
+def _sinks(folder: Path, config: TrainConfig) -> Iterator[RunRecorder]:
     if config.tensorboard:
-        from esper.telemetry.tensorboard import TensorBoardSink
+        from esper.telemetry.sinks import TensorBoardSink
 
         yield TensorBoardSink(folder / "tensorboard")
     if config.wandb is not None:
-        from esper.telemetry.wandb import WandbSink
+        from esper.telemetry.sinks import WandbSink
 
         yield WandbSink(config.wandb, name=folder.name, folder=folder, settings=config.to_json())
 

@@ -1,12 +1,10 @@
-"""What a run leaves behind and what it says about its health. A leaf: it knows no agent and no environment."""
+"""What a run leaves behind and what it reports about its health. A leaf: it imports no agent and no environment."""
 
-from esper.telemetry.anomalies import Anomaly, AnomalyDetector, Limits
-from esper.telemetry.escalation import Escalation, HealthMonitor
+from esper.telemetry.health import Anomaly, AnomalyDetector, HealthMonitor
 from esper.telemetry.profiler import PhaseTimers, Profile, profiling
-from esper.telemetry.recorder import FanOut, NullRecorder, Recorder, StoreRecorder
+from esper.telemetry.recorder import FanOut, RunRecorder, StoreRecorder
 from esper.telemetry.records import Decision, Episode, Event, Level
-from esper.telemetry.store import STORE_NAME, RunStore, open_readonly
-from esper.telemetry.writer import StoreError
+from esper.telemetry.store import STORE_NAME, RunStore, StoreError, open_readonly
 
 __all__ = [
     "STORE_NAME",
@@ -14,16 +12,13 @@ __all__ = [
     "AnomalyDetector",
     "Decision",
     "Episode",
-    "Escalation",
     "Event",
     "FanOut",
     "HealthMonitor",
     "Level",
-    "Limits",
-    "NullRecorder",
     "PhaseTimers",
     "Profile",
-    "Recorder",
+    "RunRecorder",
     "RunStore",
     "StoreError",
     "StoreRecorder",

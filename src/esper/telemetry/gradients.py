@@ -1,120 +1,74 @@
-"""Gradient statistics per parameter, for the detailed level: vectorised, with one transfer for all of them.
+"""The gradient of every parameter, for the detailed level: vectorised, with one transfer for all of an update.
 
-`GradientWatch` listens to an optimizer, so that the code that trains need not know it. It sees gradients as the
-optimizer does, after clipping; the global norm before clipping is a metric of every update.
+`GradientWatch` hooks an optimizer, so that the code that trains is the same without it. It reads gradients as the
+optimizer does, after clipping; the norms before clipping are metrics of every update.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-
-@dataclass(frozen=True, slots=True)
-class GradientStatistics:
-    """Of one set of parameters; those without a gradient count as zero gradient."""
-
-    names: tuple[str, ...]
-    norms: tuple[float, ...]
-    largest: float
-    """Largest absolute entry; NaN if any is."""
-    vanishing: tuple[str, ...]
-    exploding: tuple[str, ...]
-    """NaN and infinity are here."""
-
-    def metrics(self) -> dict[str, float]:
-        """By logged name."""
-        named = {f"gradient/{name}": norm for name, norm in zip(self.names, self.norms, strict=True)}
-        return named | {
-            "gradient_largest": self.largest,
-            "gradients_vanishing": float(len(self.vanishing)),
-            "gradients_exploding": float(len(self.exploding)),
-        }
+from esper.telemetry.alarms import EXPLODING, VANISHING
 
 
-def on_one_device(tensors: Sequence[Tensor]) -> torch.device:
-    """Their device. Norms over several would need a transfer for each and could not be stacked: refused (R153)."""
+def one_device(tensors: Sequence[Tensor]) -> torch.device:
+    """The device they share. Norms over tensors on several devices would need a transfer for each: refused (R153)."""
     devices = sorted({str(tensor.device) for tensor in tensors})
     if len(devices) != 1:
-        raise ValueError(
-            f"these parameters lie on {len(devices)} devices ({', '.join(devices)}): collect the statistics of each "
-            "device's parameters on their own"
-        )
+        raise ValueError(f"parameters lie on several devices ({', '.join(devices)}): one agent lives on one")
     return tensors[0].device
 
 
-def parameter_norms(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """[2, P] on their device: norm and largest absolute entry of each parameter's gradient."""
-    device = on_one_device([parameter.data for parameter in parameters])
-    norms = torch.zeros(2, len(parameters), device=device)
-    with_gradient = [i for i, parameter in enumerate(parameters) if parameter.grad is not None]
-    if with_gradient:
-        gradients = [parameter.grad.detach() for parameter in parameters if parameter.grad is not None]
-        both = torch.stack((*torch._foreach_norm(gradients), *torch._foreach_norm(gradients, torch.inf)))
-        norms[:, with_gradient] = both.float().view(2, -1)
-    return norms
-
-
-def gradient_statistics(
-    named: Iterable[tuple[str, nn.Parameter]], vanishing: float, exploding: float
-) -> GradientStatistics:
-    """Of the gradients that are there now, with one transfer. The limits derive from the clip norm (R120)."""
-    names, parameters = zip(*named, strict=True)
-    return _statistics(names, parameter_norms(parameters), vanishing, exploding)
-
-
-def _statistics(names: tuple[str, ...], norms: Tensor, vanishing: float, exploding: float) -> GradientStatistics:
-    norm, largest = norms
-    flat = torch.cat((norm, norm < vanishing, ~(norm <= exploding), largest.max()[None])).tolist()  # the one transfer
-    count = len(names)
-    return GradientStatistics(
-        names=names,
-        norms=tuple(flat[:count]),
-        largest=flat[-1],
-        vanishing=tuple(name for name, is_so in zip(names, flat[count : 2 * count], strict=True) if is_so),
-        exploding=tuple(name for name, is_so in zip(names, flat[2 * count : 3 * count], strict=True) if is_so),
-    )
-
-
 class GradientWatch:
-    """While entered, notes each parameter's gradient at every step of an optimizer: the mean norm and the extremes."""
+    """While entered and enabled, notes each parameter's gradient at every step of an optimizer. A parameter without a
+    gradient counts as zero gradient."""
 
     def __init__(
-        self,
-        optimizer: torch.optim.Optimizer,
-        named: Iterable[tuple[str, nn.Parameter]],
-        vanishing: float,
-        exploding: float,
+        self, optimizer: torch.optim.Optimizer, network: nn.Module, clip_norm: float, *, enabled: bool = True
     ) -> None:
         self._optimizer = optimizer
-        self._names, self._parameters = zip(*named, strict=True)
-        self._limits = vanishing, exploding
-        self._sum: Tensor | None = None
-        self._most: Tensor | None = None
-        self._steps = 0
+        self._names, self._parameters = zip(*network.named_parameters(), strict=True)
+        self._clip_norm = clip_norm
+        self._enabled = enabled
+        self._steps: list[Tensor] = []
 
     def __enter__(self) -> GradientWatch:
-        self._handle = self._optimizer.register_step_pre_hook(self._note)
+        if self._enabled:
+            self._handle = self._optimizer.register_step_pre_hook(self._note)
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._handle.remove()
+        if self._enabled:
+            self._handle.remove()
 
     def _note(self, optimizer: torch.optim.Optimizer, args: Any, kwargs: Any) -> None:
-        norms = parameter_norms(self._parameters)
-        self._sum = norms if self._sum is None else self._sum + norms
-        self._most = norms if self._most is None else torch.maximum(self._most, norms)  # keeps NaN
-        self._steps += 1
+        """[2, P] on their device: norm and largest absolute entry of each parameter's gradient."""
+        norms = torch.zeros(2, len(self._parameters), device=one_device(self._parameters))
+        with_gradient = [i for i, parameter in enumerate(self._parameters) if parameter.grad is not None]
+        if with_gradient:
+            gradients = [self._parameters[i].grad.detach() for i in with_gradient]
+            both = torch.stack((*torch._foreach_norm(gradients), *torch._foreach_norm(gradients, torch.inf)))
+            norms[:, with_gradient] = both.float().view(2, -1)
+        self._steps.append(norms)
 
-    def drain(self) -> GradientStatistics | None:
-        """Over the steps since the last call; None without a step. Norms are means, `largest` is of all steps."""
-        if self._sum is None or self._most is None:
-            return None
-        norms = torch.stack((self._sum[0] / self._steps, self._most[1]))
-        self._sum = self._most = None
-        self._steps = 0
-        return _statistics(self._names, norms, *self._limits)
+    def metrics(self) -> dict[str, float]:
+        """By logged name, over the steps since the last call; empty without a step.
+
+        `gradient/PARAMETER` is its mean norm, `gradient_largest` the largest entry of any (NaN if one is), and the
+        other two count parameters whose mean norm is beyond the limits of the alarms (R120).
+        """
+        if not self._steps:
+            return {}
+        steps, self._steps = torch.stack(self._steps), []  # [S, 2, P]
+        norm, largest = steps[:, 0].mean(0), steps[:, 1].max()
+        vanishing = (norm < VANISHING * self._clip_norm).sum()
+        exploding = (~(norm <= EXPLODING * self._clip_norm)).sum()  # NaN is here
+        flat = torch.cat(
+            (norm, torch.stack((largest, vanishing.float(), exploding.float())))
+        ).tolist()  # the one transfer
+        names = [*(f"gradient/{name}" for name in self._names), "gradient_largest"]
+        return dict(zip([*names, "gradients_vanishing", "gradients_exploding"], flat, strict=True))

@@ -28,9 +28,9 @@ class PhaseTimers:
         self.seconds: dict[str, float] = {}
         """Since the last `drain`."""
 
-    def __call__(self, name: str) -> _Phase:
+    def __call__(self, name: str) -> _PhaseTimer:
         """`with timers("collect"): …`"""
-        return _Phase(self.seconds, name)
+        return _PhaseTimer(self.seconds, name)
 
     def drain(self) -> dict[str, float]:
         """Seconds by phase since the last call, under their logged names."""
@@ -39,7 +39,7 @@ class PhaseTimers:
         return named
 
 
-class _Phase:
+class _PhaseTimer:
     __slots__ = ("_began", "_name", "_seconds")
 
     def __init__(self, seconds: dict[str, float], name: str) -> None:

@@ -1,18 +1,17 @@
-"""Who takes records: the protocol that a training loop writes to, and its implementations."""
+"""What takes the records of a run: the interface that a training loop writes to, the store, and a fan-out to sinks."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
 
 from esper.telemetry.records import Decision, Episode, Event, Level, to_json
-from esper.telemetry.store import RunStore
+from esper.telemetry.store import RunStore, Statement
 
 
-class Recorder(Protocol):
-    """Takes what a run reports. Calls return at once unless the writer behind them is far behind."""
+class RunRecorder:
+    """Takes what a run reports, and keeps nothing of it: others override what they keep. Calls return at once."""
 
-    level: Level
+    level: Level = Level.NORMAL
     """How much to record from now on."""
 
     def metrics(self, update: int, values: Mapping[str, float]) -> None:
@@ -30,30 +29,6 @@ class Recorder(Protocol):
     def close(self) -> None: ...
 
 
-class NullRecorder:
-    """Records nothing."""
-
-    level = Level.NORMAL
-
-    def metrics(self, update: int, values: Mapping[str, float]) -> None:
-        pass
-
-    def event(self, event: Event) -> None:
-        pass
-
-    def episode(self, episode: Episode) -> None:
-        pass
-
-    def decision(self, decision: Decision) -> None:
-        pass
-
-    def flush(self) -> None:
-        pass
-
-    def close(self) -> None:
-        pass
-
-
 _METRIC = "INSERT OR REPLACE INTO metrics (update_number, name, value) VALUES (?, ?, ?)"
 _EVENT = (
     "INSERT INTO events (time, kind, severity, update_number, arm, env, epoch, slot, seed, message, data) "
@@ -67,10 +42,10 @@ _HEADS = ("op", "slot", "blueprint", "blend")
 _STEP_REWARD = "INSERT INTO step_rewards VALUES (?, ?, ?, ?, ?, ?)"
 
 
-class StoreRecorder:
+class StoreRecorder(RunRecorder):
     """Records into a run store.
 
-    Numbers become plain here: one of NumPy or a tensor would fail later, in the writer, far from its cause.
+    Numbers become plain here: one of NumPy or a tensor would fail later, in the store, far from its cause.
     """
 
     def __init__(self, store: RunStore, level: Level = Level.NORMAL) -> None:
@@ -90,26 +65,27 @@ class StoreRecorder:
         key = (int(e.update), e.arm, int(e.env))
         results = (float(e.episode_return), float(e.score), float(e.accuracy))
         sizes = (int(e.parameters), int(e.host_parameters), int(e.length))
-        rewards = [(*key, term, float(value)) for term, value in e.rewards.items()]
-        self.store.add((_EPISODE, [(*key, int(e.draw), *results, *sizes, e.governor)]), (_EPISODE_REWARD, rewards))
+        row = (*key, int(e.draw), *results, *sizes, e.governor)
+        self.store.add((_EPISODE, [row]), _by_term(_EPISODE_REWARD, key, e.rewards))
 
     def decision(self, decision: Decision) -> None:
         d, p = decision, decision.probabilities
         key = (int(d.update), d.arm, int(d.env), int(d.epoch))
         what = (d.op, d.slot, d.blueprint, d.blend)
         numbers = [_float(p.get(head)) for head in _HEADS] + [_float(d.value), _float(d.reward)]
-        rows = [(*key, *what, *numbers, bool(d.changed), d.message)]
-        if self.level is Level.DETAILED and d.rewards:
-            rewards = [(*key, term, float(value)) for term, value in d.rewards.items()]
-            self.store.add((_DECISION, rows), (_STEP_REWARD, rewards))
-        else:
-            self.store.add((_DECISION, rows))
+        rewards = d.rewards if self.level is Level.DETAILED else {}
+        row = (*key, *what, *numbers, bool(d.changed), d.message)
+        self.store.add((_DECISION, [row]), _by_term(_STEP_REWARD, key, rewards))
 
     def flush(self) -> None:
         self.store.flush()
 
     def close(self) -> None:
         self.store.close()
+
+
+def _by_term(sql: str, key: tuple[object, ...], rewards: Mapping[str, float]) -> Statement:
+    return sql, [(*key, term, float(value)) for term, value in rewards.items()]
 
 
 def _int(value: int | None) -> int | None:
@@ -120,44 +96,42 @@ def _float(value: float | None) -> float | None:
     return None if value is None else float(value)
 
 
-class FanOut:
+class FanOut(RunRecorder):
     """One main recorder, and sinks that get the same.
 
     The main recorder's errors are the run's: without it there is no history. A sink that fails (a network is down) is
     let go, and the main recorder keeps an event that says so.
     """
 
-    def __init__(self, main: Recorder, *sinks: Recorder) -> None:
+    def __init__(self, main: RunRecorder, *sinks: RunRecorder) -> None:
         self.main = main
         self.sinks = list(sinks)
-        self._level = main.level
         self._update = 0
 
     @property
     def level(self) -> Level:
-        return self._level
+        return self.main.level
 
     @level.setter
     def level(self, level: Level) -> None:
-        self._level = level
         for recorder in (self.main, *self.sinks):
             recorder.level = level
 
     def metrics(self, update: int, values: Mapping[str, float]) -> None:
         self._update = update
-        self._tell("metrics", update, values)
+        self._pass_on("metrics", update, values)
 
     def event(self, event: Event) -> None:
-        self._tell("event", event)
+        self._pass_on("event", event)
 
     def episode(self, episode: Episode) -> None:
-        self._tell("episode", episode)
+        self._pass_on("episode", episode)
 
     def decision(self, decision: Decision) -> None:
-        self._tell("decision", decision)
+        self._pass_on("decision", decision)
 
     def flush(self) -> None:
-        self._tell("flush")
+        self._pass_on("flush")
 
     def close(self) -> None:
         try:
@@ -166,14 +140,14 @@ class FanOut:
         finally:
             self.main.close()
 
-    def _tell(self, what: str, *arguments: object) -> None:
-        getattr(self.main, what)(*arguments)
+    def _pass_on(self, verb: str, *arguments: object) -> None:
+        getattr(self.main, verb)(*arguments)
         for sink in list(self.sinks):
-            self._try(sink, what, *arguments)
+            self._try(sink, verb, *arguments)
 
-    def _try(self, sink: Recorder, what: str, *arguments: object) -> None:
+    def _try(self, sink: RunRecorder, verb: str, *arguments: object) -> None:
         try:
-            getattr(sink, what)(*arguments)
+            getattr(sink, verb)(*arguments)
         except Exception as error:
             self.sinks.remove(sink)
             name = type(sink).__name__

@@ -10,7 +10,7 @@ from statistics import fmean
 from esper.actions import HEAD_NAMES, HEADS_USED
 from esper.env.growth_env import StepInfo
 from esper.lifecycle import Stage
-from esper.telemetry.recorder import Recorder
+from esper.telemetry.recorder import RunRecorder
 from esper.telemetry.records import TRAIN, Decision, Episode, Event
 from esper.training.fleet import PlayedStep
 
@@ -58,7 +58,7 @@ class _Row:
 class Journal:
     """Notes the steps of one rollout."""
 
-    def __init__(self, recorder: Recorder, update: int, numbers: Sequence[int], arm: str = TRAIN) -> None:
+    def __init__(self, recorder: RunRecorder, update: int, numbers: Sequence[int], arm: str = TRAIN) -> None:
         self.recorder = recorder
         self.update = update
         self.numbers = tuple(numbers)

@@ -24,12 +24,12 @@ from esper.growth.blueprints import blueprint_names
 from esper.policy.network import FactoredRecurrentActorCritic
 from esper.tasks.draws import FIRST_EVALUATED
 from esper.tasks.family import BoundedFamily
-from esper.telemetry.escalation import HealthMonitor
+from esper.telemetry.gradients import GradientWatch
+from esper.telemetry.health import AnomalyDetector, HealthMonitor
 from esper.telemetry.profiler import PhaseTimers
-from esper.telemetry.recorder import NullRecorder, Recorder
-from esper.telemetry.records import Event
+from esper.telemetry.recorder import RunRecorder
+from esper.telemetry.records import Event, Level
 from esper.training.fleet import Fleet, dice_for
-from esper.training.health import health_monitor
 from esper.training.journal import Journal, RolloutSummary
 from esper.training.run_folder import RunFolder
 from esper.training.train_config import TrainConfig
@@ -63,7 +63,7 @@ class Trainer:
         self,
         config: TrainConfig,
         folder: RunFolder | None = None,
-        recorder: Recorder | None = None,
+        recorder: RunRecorder | None = None,
         *,
         workers: int = 1,
         device: str = "cpu",
@@ -72,7 +72,7 @@ class Trainer:
         """`family` stands in for the one that the configuration names, for problems that have no name."""
         self.config = config
         self.folder = folder
-        self.recorder: Recorder = recorder or NullRecorder()
+        self.recorder = recorder or RunRecorder()
         self.timers = PhaseTimers()
         family = family or config.family()
         self.fleet = Fleet(
@@ -88,7 +88,7 @@ class Trainer:
         self.agent = make_agent(config, family.horizon, family.slots, device)
         if config.init is not None:
             start_from(self.agent, config.init if folder is None else folder.start)
-        self.monitor: HealthMonitor = health_monitor(self.recorder, config)
+        self.monitor = HealthMonitor(self.recorder, AnomalyDetector(config.ppo.max_grad_norm))
         self.best_score = -math.inf
         self.best_update: int | None = None
         """The update whose policy scored that."""
@@ -168,10 +168,15 @@ class Trainer:
     def _one_update(self) -> UpdateReport:
         update = self.update + 1
         journal = self.collect(update)
-        with self.timers("update"):
-            metrics = self.agent.update().flat()
+        agent, detailed = self.agent, self.recorder.level is Level.DETAILED
+        watch = GradientWatch(agent.optimizer, agent.network, self.config.ppo.max_grad_norm, enabled=detailed)
+        with self.timers("update"), watch:
+            learnt = agent.update()
+        diagnostics = learnt.events(update)
+        for event in diagnostics:
+            self.recorder.event(event)
         rollout = journal.summary()
-        metrics |= rollout.metrics() | self.timers.drain()
+        metrics = learnt | watch.metrics() | rollout.metrics() | self.timers.drain()
         if not all(math.isfinite(metrics[name]) for name in ("policy_loss", "value_loss")):
             raise TrainingBrokenError(f"the agent's loss became non-finite in update {update}; lower its learning rate")
         broken = first_non_finite(self.agent.state_dict())  # the losses are from before the last step
@@ -190,7 +195,9 @@ class Trainer:
             self.best_score, self.best_update = evaluation, update
             self.recorder.event(Event("checkpoint", update, f"the best so far: {evaluation:.2f} points"))
         self._save(update)
-        return UpdateReport(update, rollout, metrics, tuple(a.message for a in anomalies), evaluation, best)
+        alarms = {anomaly.name for anomaly in anomalies}
+        messages = [a.message for a in anomalies] + [event.message for event in diagnostics if event.kind in alarms]
+        return UpdateReport(update, rollout, metrics, tuple(messages), evaluation, best)
 
     def _note_compile_failure(self, update: int) -> None:
         failure = self.agent.take_compile_failure()
