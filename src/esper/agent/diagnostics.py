@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.actions import HEAD_NAMES
-from esper.policy.recurrence import RecurrentState
+from esper.policy.network import RecurrentState
 
 RATIO_HIGH, RATIO_LOW = 5.0, 0.1
 """A probability ratio outside this range is an explosion."""
@@ -175,8 +175,7 @@ def one_device(tensors: list[Tensor]) -> torch.device:
     devices = {tensor.device for tensor in tensors}
     if len(devices) != 1:
         raise ValueError(
-            f"parameters lie on several devices ({', '.join(sorted(map(str, devices)))}): one agent lives on one; use "
-            "several ranks for several GPUs"
+            f"parameters lie on several devices ({', '.join(sorted(map(str, devices)))}): one agent lives on one"
         )
     return devices.pop()
 

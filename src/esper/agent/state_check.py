@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
 NUMBERS = ("network/", "values/", "observations/")
 """Copied into tensors of the agent's own: any floating-point dtype will do. A shipped policy has float16."""
-MOMENT = ("recurrent/hidden", "recurrent/cell", "start", "generator")
-"""Where acting stood. A checkpoint that was upgraded from version 1 has none of it."""
+FORMER = ("recurrent/hidden", "recurrent/cell", "start")
+"""In checkpoints from when rollouts could stop in the middle of an episode: not read any more."""
 
 
 def check_state(agent: PPOAgent, tensors: Mapping[str, Tensor]) -> None:
@@ -29,7 +29,7 @@ def check_state(agent: PPOAgent, tensors: Mapping[str, Tensor]) -> None:
     wanted = _wanted(agent, tensors)
     if missing := sorted(wanted.keys() - tensors.keys()):
         raise DamagedCheckpointError(f"it lacks {missing[0]} ({len(missing)} such tensors)")
-    if unknown := sorted(tensors.keys() - wanted.keys()):
+    if unknown := sorted(tensors.keys() - wanted.keys() - set(FORMER)):
         raise DamagedCheckpointError(f"the agent has no place for {unknown[0]} ({len(unknown)} such tensors)")
     for name, like in wanted.items():
         _check(name, tensors[name], like)
@@ -40,7 +40,7 @@ def check_state(agent: PPOAgent, tensors: Mapping[str, Tensor]) -> None:
 
 
 def _wanted(agent: PPOAgent, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Tensors like those that must be there. Optimizer and moment are there whole, or not at all."""
+    """Tensors like those that must be there. The optimizer's are there whole, or not at all."""
     wanted = {f"network/{name}": t for name, t in agent.network.state_dict().items()}
     wanted |= {f"values/{name}": t for name, t in agent.value_normaliser.moments.state().items()}
     if agent.observation_normaliser is not None:
@@ -50,10 +50,8 @@ def _wanted(agent: PPOAgent, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]
         for index, parameter in enumerate(parameters):
             wanted[f"optimizer/{index}/step"] = torch.zeros(())
             wanted[f"optimizer/{index}/exp_avg"] = wanted[f"optimizer/{index}/exp_avg_sq"] = parameter.detach()
-    if any(name in tensors for name in MOMENT):
-        starts = torch.ones(agent.buffer.rows, dtype=torch.bool)
-        like = (agent.state.hidden, agent.state.cell, starts, agent.generator.get_state())
-        wanted |= dict(zip(MOMENT, like, strict=True))
+    if "generator" in tensors:  # a checkpoint that was upgraded from version 1 has none
+        wanted["generator"] = agent.generator.get_state()
     return wanted | {"update_count": torch.tensor(0)}
 
 

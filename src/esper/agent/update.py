@@ -1,7 +1,7 @@
 """The PPO update, in the order of the maths. Read `ppo_update` first, then `_losses`.
 
-Minibatches are permutations of whole rows. Every pass replays its rows through the network from their first recurrent
-state, so several epochs never see a stale state, and the values that clipping compares with are those of the same
+Minibatches are permutations of whole episodes. Every pass replays its episodes through the network from their first
+step, so several epochs never see a stale state, and the values that clipping compares with are those of the same
 replay at the weights the update began with: the first minibatch asserts it.
 
 fp32 throughout. There is no autocast and so no gradient scaler to share or to isolate: a cached half-precision weight
@@ -10,7 +10,7 @@ once left every head of an earlier system without gradient, and this network is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import isfinite, log
@@ -21,7 +21,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
-from esper.agent.buffer import RolloutBatch, minibatches
 from esper.agent.config import (
     FIRST_RATIO_TOLERANCE,
     FIRST_VALUE_TOLERANCE,
@@ -32,11 +31,13 @@ from esper.agent.config import (
     PPOConfig,
 )
 from esper.agent.diagnostics import RATIO_HIGH, RATIO_LOW, RatioExplosionDiagnostic, explained_variance
-from esper.agent.distributed import Reducer
 from esper.agent.gae import normalise
-from esper.agent.metrics import GRADIENT_GROUPS, HEADS, ChunkMetrics, MinibatchMetrics, UpdateFacts
-from esper.agent.normalisers import ValueNormaliser, moments, over_ranks
-from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput
+from esper.agent.metrics import GRADIENT_GROUPS, ChunkMetrics, MinibatchMetrics, UpdateFacts
+from esper.agent.normalisers import ValueNormaliser, moments
+from esper.env.spaces import Observation
+from esper.policy.distribution import FactoredPolicy
+from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput, RecurrentState
+from esper.rollout.episodes import map_tensors, minibatches
 
 Forward = Callable[..., NetworkOutput]
 
@@ -46,8 +47,46 @@ class RolloutMismatchError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """Episodes as the update reads them. Tensors start with [n, T]."""
+
+    observation: Observation
+    """As the policy saw it (normalised)."""
+    policy: FactoredPolicy
+    """The distributions that the actions were drawn from, and their masks."""
+    action: Tensor
+    log_prob: Tensor
+    """[n, T, heads] recorded while acting."""
+    value: Tensor
+    """V while acting: in reward units, after `prepare` in return-stds. So are `returns`."""
+    valid: Tensor
+    reward: Tensor
+    advantage: Tensor
+    returns: Tensor
+    teacher: FactoredPolicy | None = None
+    """What a teacher would have done at every step, if there is one."""
+
+    def select(self, rows: Tensor) -> Batch:
+        """The episodes that `rows` [n] names, in that order."""
+        return map_tensors(self, lambda tensor: tensor[rows])
+
+    def single_steps(self) -> Batch:
+        """Every step as a row of its own, [N·T, 1, …]: shuffled minibatches for a policy without memory."""
+        return map_tensors(self, lambda tensor: tensor.flatten(0, 1)[:, None])
+
+    def parts(self, size: int | None) -> Iterator[Batch]:
+        """The rows in their order, `size` at a time; all of them if None."""
+        rows = torch.arange(self.valid.shape[0], device=self.valid.device)
+        if size is None or size >= rows.numel():
+            yield self
+            return
+        for part in torch.split(rows, size):
+            yield self.select(part)
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
-    """Denominators of a minibatch's means, known before its first part is evaluated. Averages over ranks."""
+    """Denominators of a minibatch's means, known before its first part is evaluated."""
 
     steps: Tensor
     """[] valid steps."""
@@ -57,15 +96,13 @@ class Counts:
     """[heads] expected valid steps on which the head is used with a choice."""
 
 
-def prepare(
-    batch: RolloutBatch, values: ValueNormaliser, last: nn.Linear, reducer: Reducer
-) -> tuple[RolloutBatch, Tensor]:
-    """Normalise advantages over the rollout of all ranks, and bring values and returns into the critic's units.
+def prepare(batch: Batch, values: ValueNormaliser, last: nn.Linear) -> tuple[Batch, Tensor]:
+    """Normalise advantages over the rollout, and bring values and returns into the critic's units.
 
     Also gives what the rollout looked like before: [len(metrics.ROLLOUT)].
     """
     valid = batch.valid
-    _, mean, variance = over_ranks(*moments(batch.advantage[..., None], valid), reducer)
+    _, mean, variance = moments(batch.advantage[..., None], valid)
     mean, std = mean.float(), variance.sqrt().float()
     returns = batch.returns[valid]
     seen = torch.stack(
@@ -80,7 +117,7 @@ def prepare(
             std.squeeze(),
         )
     )
-    values.update(batch.returns, valid, last, reducer)
+    values.update(batch.returns, valid, last)
     ready = replace(
         batch,
         advantage=normalise(batch.advantage, valid, mean, std, LEAST_ADVANTAGE_STD),
@@ -94,11 +131,10 @@ def ppo_update(
     network: FactoredRecurrentActorCritic,
     forward: Forward,
     optimizer: torch.optim.Optimizer,
-    batch: RolloutBatch,
+    batch: Batch,
     config: PPOConfig,
     update: int,
     generator: torch.Generator,
-    reducer: Reducer,
 ) -> tuple[UpdateFacts, list[MinibatchMetrics]]:
     """Learn from a prepared rollout. `forward` is the network or its compiled form; names and norms come from
     `network` itself."""
@@ -109,6 +145,7 @@ def ppo_update(
         group["lr"] = learning_rate
     groups = network.parameters_by_head()
     parameters = list(network.parameters())
+    state = network.initial_state
     rows = batch if network.recurrent else batch.single_steps()
     seen: list[MinibatchMetrics] = []
     explosion: RatioExplosionDiagnostic | None = None
@@ -118,14 +155,16 @@ def ppo_update(
         epoch += 1
         for chosen in minibatches(rows.valid.shape[0], config.minibatches, generator):
             minibatch = rows.select(chosen)
-            counts = _count(minibatch, reducer)
+            counts = _count(minibatch)
             optimizer.zero_grad(set_to_none=True)
             parts = []
             for part in minibatch.parts(config.chunk_rows):
-                loss, measured = _losses(forward, part, counts, coefficient, config, teacher_kl)
+                loss, measured = _losses(
+                    forward, state(part.valid.shape[0]), part, counts, coefficient, config, teacher_kl
+                )
                 torch.autograd.backward(loss)
                 parts.append(measured)
-            whole = _over_ranks(parts, parameters, reducer)
+            whole = reduce(add, parts)
             seen.append(MinibatchMetrics(whole.sums, whole.highest, _gradient_norms(groups)))
 
             # The only wait for the device: may this step be taken?
@@ -162,14 +201,15 @@ def ppo_update(
 
 def _losses(
     forward: Forward,
-    batch: RolloutBatch,
+    state: RecurrentState,
+    batch: Batch,
     counts: Counts,
     coefficient: float,
     config: PPOConfig,
     teacher_kl: float = 0.0,
 ) -> tuple[Tensor, ChunkMetrics]:
     """The loss of some rows as their share of the whole minibatch's loss, so that parts simply add up."""
-    out = forward(batch.observation, batch.masks, batch.state, batch.packing())
+    out = forward(batch.observation, batch.policy.masks, state)
     valid, advantage = batch.valid, batch.advantage[..., None]  # [n, T], [n, T, 1]
     effective = out.policy.relevant(batch.action) & valid[..., None]  # [n, T, heads]
 
@@ -207,7 +247,7 @@ def _losses(
 @torch.no_grad()
 def _measure(
     out: NetworkOutput,
-    batch: RolloutBatch,
+    batch: Batch,
     effective: Tensor,
     log_ratio: Tensor,
     losses: Tensor,
@@ -257,20 +297,10 @@ def _value_error(value: Tensor, returns: Tensor, delta: float | None) -> Tensor:
     return huber_loss(value, returns, reduction="none", delta=delta)
 
 
-def _count(batch: RolloutBatch, reducer: Reducer) -> Counts:
-    """With the average over ranks as denominator, the average of the ranks' gradients is the gradient of the mean."""
+def _count(batch: Batch) -> Counts:
     effective = _sum((batch.policy.relevant(batch.action) & batch.valid[..., None]).float(), batch.valid)
     live = _sum(batch.policy.live_share(), batch.valid)
-    counts = reducer.mean(torch.cat((batch.valid.sum().float()[None], effective, live)))
-    return Counts(counts[0].clamp(min=1.0), counts[1 : 1 + HEADS].clamp(min=1.0), counts[1 + HEADS :])
-
-
-def _over_ranks(parts: list[ChunkMetrics], parameters: list[nn.Parameter], reducer: Reducer) -> ChunkMetrics:
-    """Parts added up, and metrics and gradients averaged over ranks."""
-    whole = reduce(add, parts)
-    gradients = [p.grad for p in parameters if p.grad is not None]
-    reducer.mean_in_place(gradients)
-    return replace(whole, sums=reducer.mean(whole.sums))
+    return Counts(batch.valid.sum().float().clamp(min=1.0), effective.clamp(min=1.0), live)
 
 
 def _gradient_norms(groups: dict[str, list[nn.Parameter]]) -> Tensor:
@@ -299,7 +329,7 @@ def _check_first(gap: float, value_gap: float) -> float:
 
 
 def _worse(
-    known: RatioExplosionDiagnostic | None, log_ratio: Tensor, batch: RolloutBatch, rows: Tensor
+    known: RatioExplosionDiagnostic | None, log_ratio: Tensor, batch: Batch, rows: Tensor
 ) -> RatioExplosionDiagnostic | None:
     """The more extreme of two diagnostics: one is kept, however many minibatches explode."""
     effective = batch.policy.relevant(batch.action) & batch.valid[..., None]

@@ -38,8 +38,7 @@ class Clone:
         from esper.agent.controller import growth_network_config
         from esper.cli.imitation import learn_and_judge
         from esper.offline.cloning import CloneConfig, clone
-        from esper.offline.episodes import growth_schema
-        from esper.offline.recording import read
+        from esper.offline.recording import growth_schema, read
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         config = CloneConfig(epochs=self.epochs, balance=self.balance, seed=self.seed)

@@ -39,9 +39,8 @@ class Offline:
 
         from esper.agent.controller import growth_network_config
         from esper.cli.imitation import learn_and_judge
-        from esper.offline.episodes import growth_schema
         from esper.offline.iql import IQLConfig, iql
-        from esper.offline.recording import read
+        from esper.offline.recording import growth_schema, read
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         config = IQLConfig(
