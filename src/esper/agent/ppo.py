@@ -103,7 +103,8 @@ class PPOAgent:
 
     @torch.no_grad()
     def replay(self, episodes: Episodes) -> tuple[Batch, RecurrentState]:
-        """One pass over whole episodes: the policy's distributions, advantages and returns; and its memory at the end.
+        """One pass over whole episodes: the policy's distributions, advantages and returns; and the memory at the end of
+        the longest ones (that of the others has gone through padding).
 
         Log-probabilities and values are those of acting; that they are the replay's, too, the update checks.
         """
@@ -144,13 +145,12 @@ class PPOAgent:
             advantage=against_siblings(advantage, episodes.valid, self.config.siblings),
             returns=advantage + value,
         )
-        return batch, out.state
+        whole = episodes.lengths == episodes.lengths.max()
+        return batch, map_tensors(out.state, lambda tensor: tensor[:, whole])
 
     def _check(self, episodes: Episodes) -> None:
         if episodes.log_prob is None or episodes.value is None:
-            raise ValueError(
-                "these episodes lack log-probabilities and values: let a PolicyActor with a seed play them"
-            )
+            raise ValueError("episodes without log-probabilities and values: let a PolicyActor with a seed play them")
         blueprints, room = episodes.masks.blueprint.shape[-1], self.network.config.blueprints
         if blueprints > room:
             raise ValueError(f"{blueprints} blueprints exceed the network's embedding capacity of {room}")
@@ -232,10 +232,13 @@ def _with_final(episodes: Episodes) -> tuple[Observation, ActionMasks]:
             "return goes on from there"
         )
     rows = torch.arange(len(episodes), device=episodes.lengths.device)
-    longer = map_tensors(episodes.observation, lambda tensor: torch.cat((tensor, tensor[:, :1]), 1))
-    for field in fields(longer):
-        getattr(longer, field.name)[rows, episodes.lengths] = getattr(final, field.name)
-    return longer, map_tensors(episodes.masks, lambda tensor: torch.cat((tensor, tensor[:, :1]), 1))
+    seen, masks = (
+        map_tensors(record, lambda tensor: torch.cat((tensor, tensor[:, :1]), 1))
+        for record in (episodes.observation, episodes.masks)
+    )
+    for field in fields(seen):
+        getattr(seen, field.name)[rows, episodes.lengths] = getattr(final, field.name)
+    return seen, masks
 
 
 def _check_finite(advantage: Tensor) -> None:

@@ -145,7 +145,6 @@ def ppo_update(
         group["lr"] = learning_rate
     groups = network.parameters_by_head()
     parameters = list(network.parameters())
-    state = network.initial_state
     rows = batch if network.recurrent else batch.single_steps()
     seen: list[MinibatchMetrics] = []
     explosion: RatioExplosionDiagnostic | None = None
@@ -159,9 +158,8 @@ def ppo_update(
             optimizer.zero_grad(set_to_none=True)
             parts = []
             for part in minibatch.parts(config.chunk_rows):
-                loss, measured = _losses(
-                    forward, state(part.valid.shape[0]), part, counts, coefficient, config, teacher_kl
-                )
+                state = network.initial_state(part.valid.shape[0])
+                loss, measured = _losses(forward, state, part, counts, coefficient, config, teacher_kl)
                 torch.autograd.backward(loss)
                 parts.append(measured)
             whole = reduce(add, parts)

@@ -38,13 +38,13 @@ class Clone:
         from esper.agent.controller import growth_network_config
         from esper.cli.imitation import learn_and_judge
         from esper.offline.cloning import CloneConfig, clone
-        from esper.offline.recording import growth_schema, read
+        from esper.offline.recording import growth_schema, of_controller, read
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         config = CloneConfig(epochs=self.epochs, balance=self.balance, seed=self.seed)
         recording = read(self.recording, growth_schema())
         if self.teacher is not None:
-            recording = replace(recording, episodes=recording.episodes.played_by(self.teacher))
+            recording = replace(recording, episodes=of_controller(recording.episodes, self.teacher))
         teach = partial(clone, recording.episodes, growth_network_config(), config)
         return learn_and_judge("esper clone", recording, config, teach, self.out, self.task, self.compare_episodes)
 

@@ -344,7 +344,10 @@ class FactoredPolicy:
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # reads the host: never inside a compiled graph
 def validate_masks(masks: ActionMasks, uses: Tensor, valid: Tensor | None = None) -> None:
-    """Refuse masks [N, ...] or, where `valid` [N, T], of whole episodes [N, T, ...] under which a decision could get stuck: only what can be reached must have a way on."""
+    """Refuse masks [N, ...] under which a decision could get stuck: only what can be reached must have a way on.
+
+    Masks of whole episodes [N, T, ...] come with the steps that happened, `valid` [N, T].
+    """
     legal_op = masks.op
     on_slot = legal_op[..., None] & masks.slot  # [N, O, S]: operation and slot both possible
     problems = {
@@ -360,7 +363,8 @@ def validate_masks(masks: ActionMasks, uses: Tensor, valid: Tensor | None = None
         return
     environment, *step, head = stuck.nonzero()[0].tolist()
     at = f" at step {step[0]}" if step else ""
+    affected = int(stuck.flatten(1).any(1).sum())
     raise InvalidMaskError(
         f"environment {environment}{at}: the {list(problems)[head]} head can be reached but has no legal choice "
-        f"({int(stuck.flatten(1).any(1).sum())} of {stuck.shape[0]} environments are affected). Forbid the operation instead."
+        f"({affected} of {stuck.shape[0]} environments are affected). Forbid the operation instead."
     )

@@ -124,6 +124,7 @@ def play(
         given.append(step)
         on_step(step)
         observation, masks = step.observation, step.masks
+    infos = zip(*(step.infos for step in given), strict=True)  # [N][T]
     device, draw = observation.overall.device, torch.tensor(draws)
     action = torch.stack([d.action for d in decided], 1).to(device)
     same = all(d.label is d.action for d in decided)
@@ -141,7 +142,7 @@ def play(
         final=observation,
         log_prob=_stacked([d.log_prob for d in decided]),
         value=_stacked([d.value for d in decided]),
-        reports=tuple(tuple(info for info in row if info is not None) for row in zip(*(s.infos for s in given))),
+        reports=tuple(tuple(info for info in row if info is not None) for row in infos),
     )
 
 
