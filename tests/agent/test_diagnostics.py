@@ -20,7 +20,7 @@ from esper.agent.diagnostics import (
     explained_variance,
     one_device,
 )
-from esper.policy.recurrence import RecurrentState
+from esper.policy.network import RecurrentState
 
 
 def batch(rows: int = 2, steps: int = 3):
