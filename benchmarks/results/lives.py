@@ -106,11 +106,11 @@ class Play:
 def play(job: Play) -> list[Episode]:
     """Play the draws to their ends. A result depends on its draw and its controller alone."""
     torch.set_num_threads(1)
-    env = GrowthEnv(get_family(job.family), len(job.numbers), held_out=True)
+    env = GrowthEnv(get_family(job.family), len(job.draws), held_out=True)
     controller = make_controller(job.controller)
-    env.reset(job.numbers)
-    controller.reset(job.numbers)
-    rows = zip(job.numbers, env.draws, env.situations, strict=True)
+    env.reset(job.draws)
+    controller.reset(job.draws)
+    rows = zip(job.draws, env.draws, env.situations, strict=True)
     episodes = [
         Episode(
             number=number,

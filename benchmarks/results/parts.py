@@ -28,7 +28,7 @@ class Meter:
         self.every, self.done, self.total, self.title = every, 0, 0, ""
 
     def begin(self, title: str, jobs: Sequence[Job]) -> None:
-        self.title, self.done, self.total = title, 0, sum(len(job.numbers) for job in jobs)
+        self.title, self.done, self.total = title, 0, sum(len(job.draws) for job in jobs)
         self.last = time.perf_counter()
         self._say()
 

@@ -72,8 +72,8 @@ def test_heads_that_matter_under_one_op_only():
 
 
 def test_the_value_of_an_endless_chain():
-    """Reward 1 for ever is worth 1 / (1 − γ) = 50, learnt from episodes that are cut short after 32 steps: within 2 %. If
-    that end counted as terminal, they would give (1 − γ^32) / (1 − γ) = 24 at most."""
+    """Reward 1 for ever is worth 1 / (1 − γ) = 50, learnt from episodes cut short after 32 steps: within 2 %. If that
+    end counted as terminal, they would give (1 − γ^32) / (1 − γ) = 24 at most."""
     env = EndlessChain(8, seed=0)
     agent = make_agent(env, PPOConfig(discount=0.98, gae_decay=0.95, learning_rate=1e-3))
     metrics = train(env, agent, 20_000)

@@ -52,7 +52,7 @@ class ToyEnvironment:
     slots, blueprints, blends = 1, 1, 1
     scale = 1.0
     """Multiplies every reward."""
-    situations: list[object] = []
+    situations = ()
     length = 0
     """Steps after which an episode is over."""
 
@@ -60,7 +60,6 @@ class ToyEnvironment:
         self.environments = environments
         self.generator = torch.Generator().manual_seed(seed)
         self.length = length or self.length
-        self.reset()
 
     def network_config(self, **changes: object) -> NetworkConfig:
         settings: dict[str, object] = {

@@ -32,15 +32,15 @@ def train(
     config: PPOConfig, updates: int, fault: Callable[[PPOAgent], None] = lambda agent: None, at: int = 10
 ) -> set[str]:
     """Names of the anomalies of a run of `updates` updates, the fault made in update `at`."""
-    env = CartPoleWithoutVelocities(8)
-    agent = make_agent(env, config, steps=32, hidden=32)
+    env = CartPoleWithoutVelocities(8, length=32)
+    agent = make_agent(env, config, hidden=32)
     detector = AnomalyDetector(limits(config.max_grad_norm), GradientDrift(momentum=0.9))
-    now, found = env.reset(), set()
+    found: set[str] = set()
     for update in range(1, updates + 1):
         if update == at:
             fault(agent)
-        now = rollout(env, agent, now)
-        found |= {anomaly.name for anomaly in detector.check_all(agent.update().flat(), update / updates)}
+        metrics = agent.update(rollout(env, agent, 256)).flat()
+        found |= {anomaly.name for anomaly in detector.check_all(metrics, update / updates)}
     return found
 
 
@@ -82,9 +82,9 @@ def test_a_fault_is_found(fault: Callable[[PPOAgent], None], at: int, expected: 
 def test_the_detector_reads_names_that_the_agent_writes() -> None:
     """A metric that is renamed there would silently blind a detector here."""
     env = OpConditional(4)
-    agent = make_agent(env, HEALTHY, steps=5, hidden=32)
-    rollout(env, agent, env.reset())
-    written, read = agent.update().flat(), set()
+    agent = make_agent(env, HEALTHY, hidden=32)
+    episodes = rollout(env, agent)
+    written, read = agent.update(episodes).flat(), set()
 
     class Watched(dict[str, float]):
         def get(self, key: str, default: float | None = None) -> float:  # type: ignore[override]
@@ -104,10 +104,10 @@ def test_the_detector_reads_names_that_the_agent_writes() -> None:
 
 def test_a_watch_sees_every_step_of_the_agents_optimizer() -> None:
     env = OpConditional(4)
-    agent = make_agent(env, HEALTHY, steps=5, hidden=32)
-    rollout(env, agent, env.reset())
+    agent = make_agent(env, HEALTHY, hidden=32)
+    episodes = rollout(env, agent)
     with GradientWatch(agent.optimizer, agent.network.named_parameters(), 1e-9, 100.0) as watch:
-        metrics = agent.update()
+        metrics = agent.update(episodes)
         assert watch._steps == metrics.optimizer_steps
         found = watch.drain()
     assert found is not None

@@ -18,8 +18,8 @@ import pytest
 from esper.cli import main
 from esper.cli.train import Train
 from esper.config import COUNTS, ConfigError, read_config
-from esper.offline.episodes import Episodes
 from esper.offline.recording import Recording
+from esper.rollout.episodes import Episodes
 from esper.training.run_folder import RunFolder
 from esper.training.train_config import PRESETS, TrainConfig, read_train_config
 
