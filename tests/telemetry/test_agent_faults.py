@@ -32,7 +32,7 @@ def train(
     config: PPOConfig, updates: int, fault: Callable[[PPOAgent], None] = lambda agent: None, at: int = 10
 ) -> set[str]:
     """Names of the anomalies of a run of `updates` updates, the fault made in update `at`."""
-    env = CartPoleWithoutVelocities(8, length=32)
+    env = CartPoleWithoutVelocities(8, length=128)
     agent = make_agent(env, config, hidden=32)
     detector = AnomalyDetector(limits(config.max_grad_norm), GradientDrift(momentum=0.9))
     found: set[str] = set()

@@ -120,7 +120,7 @@ class PPOAgent:
             out = self._forward(seen, masks, self.network.initial_state(len(episodes)))
         policy, following = out.policy, torch.roll(value, -1, dims=1)
         if longer:
-            seen, policy = (map_tensors(record, lambda tensor: tensor[:, :-1]) for record in (seen, policy))
+            seen, policy = map_tensors(seen, _all_but_one_step), map_tensors(policy, _all_but_one_step)
             after = self.value_normaliser.to_returns(out.value).gather(1, episodes.lengths[:, None])  # [N, 1]
             following = torch.where(cut_short, after, following)
         advantage = advantages(
@@ -232,13 +232,18 @@ def _with_final(episodes: Episodes) -> tuple[Observation, ActionMasks]:
             "return goes on from there"
         )
     rows = torch.arange(len(episodes), device=episodes.lengths.device)
-    seen, masks = (
-        map_tensors(record, lambda tensor: torch.cat((tensor, tensor[:, :1]), 1))
-        for record in (episodes.observation, episodes.masks)
-    )
+    seen, masks = map_tensors(episodes.observation, _one_more_step), map_tensors(episodes.masks, _one_more_step)
     for field in fields(seen):
         getattr(seen, field.name)[rows, episodes.lengths] = getattr(final, field.name)
     return seen, masks
+
+
+def _one_more_step(tensor: Tensor) -> Tensor:
+    return torch.cat((tensor, tensor[:, :1]), 1)
+
+
+def _all_but_one_step(tensor: Tensor) -> Tensor:
+    return tensor[:, :-1]
 
 
 def _check_finite(advantage: Tensor) -> None:

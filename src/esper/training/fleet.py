@@ -55,7 +55,8 @@ class PolicyPlayer:
             self._env = GrowthEnv(self._family, self._size, device=self._device, **self._settings)
         if self._policy[0] != job.policy:
             self._policy = (job.policy, unpack_policy(job.policy, self._device))
-        actor = PolicyActor(*self._policy[1], job.seed)
+        network, normaliser = self._policy[1]
+        actor = PolicyActor(network, normaliser, job.seed)
         return play(self._env, actor, job.draws, held_out=job.held_out, longest=self._family.horizon)
 
 
