@@ -92,8 +92,8 @@ def test_siblings_are_measured_against_each_other():
 
 def test_siblings_play_the_same_problem():
     config = TrainConfig(envs=4, ppo=PPOConfig(siblings=2))
-    assert [config.numbers(update) for update in (1, 2)] == [[0, 0, 1, 1], [2, 2, 3, 3]]
-    assert TrainConfig(envs=4).numbers(1) == [0, 1, 2, 3]
+    assert [config.draw_ids(update) for update in (1, 2)] == [[0, 0, 1, 1], [2, 2, 3, 3]]
+    assert TrainConfig(envs=4).draw_ids(1) == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("head", range(4))

@@ -60,6 +60,15 @@ def test_what_is_appended_is_read(
     assert found.task == "toy"
 
 
+def test_a_file_holds_the_tensors_that_earlier_versions_read(tmp_path: Path) -> None:
+    """What was done is called `taken` there; neither log-probabilities nor reports are written."""
+    path = append(tmp_path, record_toy("waits", 2, 0.5, 0), TOY, HERE)
+    seen = {"overall", "slots", "blueprints", "costs", "present"}
+    plain = {"label", "taken", "reward", "terminated", "lengths", "draw", "controller"}
+    masks = {f"masks.{name}" for name in ("op", "slot", "blueprint", "blend")}
+    assert load_file(path).keys() == {f"observation.{name}" for name in seen} | masks | plain
+
+
 def test_the_order_of_the_files_does_not_matter(tmp_path: Path) -> None:
     """Workers finish in any order; the same episodes must teach the same."""
     a, b = record_toy("waits", 3, 0.0, 0), record_toy("random", 3, 0.0, 0)
@@ -293,6 +302,7 @@ def _swap(name: str, new: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[d
     [
         (lambda t: t.pop("reward"), "missing or unknown: reward"),
         (lambda t: t.update(extra=torch.zeros(1)), "missing or unknown: extra"),
+        (lambda t: t.update(action=t["taken"].clone()), "missing or unknown: action"),
         (_set("reward", float("nan")), "reward holds a number that is not finite"),
         (_set("observation.overall", float("inf"), (0, 0, 0)), "observation.overall holds a number"),
         (_set("lengths", 0, (0,)), "length is not from 1 to 5"),

@@ -86,7 +86,7 @@ def test_a_damaged_configuration_is_refused_or_sound(tmp_path: Path) -> None:
         accepted += 1
         assert_sound(config)
         with suppress(ValueError, OSError):
-            config.family().draw(config.numbers(1)[0])  # what `esper train --resume` does next
+            config.family().draw(config.draw_ids(1)[0])  # what `esper train --resume` does next
     assert accepted < CASES / 2
     assert longest < 1_500
 

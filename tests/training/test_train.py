@@ -129,7 +129,7 @@ def test_precision_and_compilation_reach_the_environments_in_every_process(monke
 def test_many_environments_are_many_single_ones() -> None:
     """The episodes of a rollout do not know of each other: each equals the same draw played alone."""
     config = replace(TINY, envs=3, updates=1, evaluate_every=0)
-    numbers, actions = config.numbers(1), torch.zeros(3, 4, dtype=torch.int64)
+    numbers, actions = config.draw_ids(1), torch.zeros(3, 4, dtype=torch.int64)
     together = GrowthEnv(config.family(), 3)
     together.reset(numbers)
     all_rewards = [together.step(actions).reward for _ in range(5)]
@@ -145,7 +145,7 @@ def test_what_was_played_elsewhere_is_what_the_agent_learns_from() -> None:
     config = replace(TINY, envs=3, updates=1, evaluate_every=0)
     trainer = Trainer(config)
     seeds = seeds_for(config.seed, 1, 3)
-    episodes = trainer.fleet.play(trainer._policy(), config.numbers(1), seeds=seeds)
+    episodes = trainer.fleet.play(trainer._policy(), config.draw_ids(1), seeds=seeds)
     assert episodes.action.shape[:2] == (3, config.family().horizon)
     assert [len(row) for row in episodes.reports] == episodes.lengths.tolist()
     actor = PolicyActor(*unpack_policy(trainer._policy()), seeds[1])
@@ -153,7 +153,7 @@ def test_what_was_played_elsewhere_is_what_the_agent_learns_from() -> None:
     for t in range(episodes.action.shape[1]):
         seen, masks = (map_tensors(r, lambda x, t=t: x[1:2, t]) for r in (episodes.observation, episodes.masks))
         assert torch.equal(actor.act((), seen, masks).action, episodes.action[1:2, t])
-    alone = trainer.fleet.play(trainer._policy(), config.numbers(1)[1:2], seeds=seeds[1:2])
+    alone = trainer.fleet.play(trainer._policy(), config.draw_ids(1)[1:2], seeds=seeds[1:2])
     assert torch.equal(alone.reward[0], episodes.reward[1])
     assert len(set(seeds)) == 3
     assert trainer.agent.update(episodes).first_ratio_gap < 1e-5

@@ -165,7 +165,7 @@ class Train:
     def _check(self, config: TrainConfig, device: torch.device) -> None:
         """Refuse what this machine cannot run, and places where nothing can be written."""
         check_gpu_options(config.precision, config.compiled, device, resumed=self.resume is not None)
-        config.family().draw(config.numbers(1)[0])
+        config.family().draw(config.draw_ids(1)[0])
         _check_sinks(config)
         if self.profile is not None:
             claim(self.profile)

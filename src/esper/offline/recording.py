@@ -121,7 +121,7 @@ def append(folder: Path, episodes: Episodes, schema: Schema, provenance: Mapping
     # The random part keeps two processes that record into one folder from writing over each other.
     path = folder / f"episodes-{number:06d}-{secrets.token_hex(4)}.safetensors"
     tensors = _stored(episodes)
-    write_tensor_file(path, {**tensors, "taken": tensors.pop("action")}, _HEADER, header)
+    write_tensor_file(path, {"taken": tensors.pop("action"), **tensors}, _HEADER, header)
     return path
 
 
@@ -212,10 +212,10 @@ def _parsed(path: Path, text: str | None, schema: Schema) -> dict[str, Any]:
 
 def _episodes(path: Path, header: dict[str, Any], file: TensorFile, schema: Schema) -> Episodes:
     try:
-        tensors = {"action" if name == "taken" else name: tensor for name, tensor in file.tensors.items()}
-        if wrong := sorted(set(STORED) ^ tensors.keys()):
+        names = {"taken" if name == "action" else name: name for name in STORED}
+        if wrong := sorted(names.keys() ^ file.tensors.keys()):
             raise RecordingError(f"tensors are missing or unknown: {', '.join(wrong)}")
-        episodes = Episodes.of(tensors, header["controllers"])
+        episodes = Episodes.of({names[name]: tensor for name, tensor in file.tensors.items()}, header["controllers"])
         check(episodes, schema)
     except RecordingError as error:
         raise _refusal(path, str(error)) from error

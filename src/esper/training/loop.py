@@ -207,7 +207,7 @@ class Trainer:
 
     def collect(self, update: int) -> Episodes:
         """One episode of every environment, played by copies of the policy."""
-        draws = self.config.numbers(update)
+        draws = self.config.draw_ids(update)
         with self.timers("environment"):
             return self.fleet.play(self._policy(), draws, seeds=seeds_for(self.config.seed, update, len(draws)))
 
