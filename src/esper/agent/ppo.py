@@ -103,8 +103,8 @@ class PPOAgent:
 
     @torch.no_grad()
     def replay(self, episodes: Episodes) -> tuple[Batch, RecurrentState]:
-        """One pass over whole episodes: the policy's distributions, advantages and returns; and the memory at the end of
-        the longest (that of the others has gone through padding).
+        """One pass over whole episodes: the policy's distributions, advantages and returns; and the memory at the end
+        of the longest ones (that of the others has gone through padding).
 
         Log-probabilities and values are those of acting; that they are the replay's, too, the update checks.
         """
