@@ -31,14 +31,14 @@ from esper.agent.config import PPOConfig
 from esper.agent.policies import growth_network_config, save_policy, start_from
 from esper.growth.blueprints import blueprint_names
 from esper.offline.cloning import CloneConfig, clone
-from esper.offline.episodes import Episodes, growth_schema, join
 from esper.offline.fitting import Learned
 from esper.offline.iql import IQLConfig, iql
-from esper.offline.recorder import play, plays
-from esper.offline.recording import append, read
+from esper.offline.recording import append, growth_schema, read
+from esper.rollout.episodes import Episodes, join
 from esper.tasks.draws import comparison_draws
 from esper.training.catalogue import make_controller
 from esper.training.comparison import compare, summarise
+from esper.training.evaluation import jobs_for, record_job
 from esper.training.loop import Trainer
 from esper.training.statistics import Estimate, bootstrap
 from esper.training.train_config import PRESETS, TrainConfig
@@ -61,9 +61,9 @@ def recorded(folder: Path, task: str, controllers: str, draws: range, noise: flo
     if not folder.exists():
         made = {name: make_controller(name) for name in controllers.split(",")}
         waiting = []
-        for job in plays(task, made, draws, noise):
-            waiting.append(play(job))
-            if len(waiting) >= 8 or job.numbers[-1] == draws[-1]:
+        for job in jobs_for(task, made, draws, held_out=False, noise=noise):
+            waiting.append(record_job(job))
+            if len(waiting) >= 8 or job.draws[-1] == draws[-1]:
                 append(folder, join(waiting), growth_schema(), {"task": task, "noise": noise})
                 waiting.clear()
     return read(folder, growth_schema()).episodes

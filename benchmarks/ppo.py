@@ -2,7 +2,8 @@
 
     python benchmarks/ppo.py [--steps 51200] [--seed 0] [--hidden 128]
 
-CartPole without velocities, 8 environments, rollouts of 128 steps, 4 epochs of 4 minibatches, the same LSTM width.
+CartPole without velocities, 8 environments, rollouts of about 1,024 steps (episodes that are cut short after 128 steps
+here, pieces of longer ones there), 4 epochs of 4 minibatches, the same LSTM width.
 Times are CPU seconds of one thread, so that a busy machine disturbs them little; the environment's own time, which is
 the same for both, is not counted. Needs stable-baselines3 and sb3-contrib, which are not dependencies of Esper: install
 them into a virtual environment of their own, together with Esper.
@@ -21,9 +22,10 @@ import numpy as np
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "agent"))
-from toy_environments import CartPoleWithoutVelocities, Step, evaluate, make_agent, rollout
+from toy_environments import CartPoleWithoutVelocities, evaluate, make_agent, rollout
 
 from esper.agent.config import PPOConfig
+from esper.env.growth_env import EnvStep
 
 try:
     import gymnasium
@@ -38,23 +40,25 @@ LEARNING_RATE, DISCOUNT, DECAY = 1e-3, 0.99, 0.95
 
 
 class TimedCartPole(CartPoleWithoutVelocities):
-    """Knows how long its own steps take."""
+    """Measures how long its own steps take."""
 
-    seconds = 0.0
+    seconds, calls = 0.0, 0
 
-    def step(self, action: torch.Tensor) -> Step:
+    def step(self, action: torch.Tensor) -> EnvStep:
         began = process_time()
         result = super().step(action)
         self.seconds += process_time() - began
+        self.calls += 1
         return result
 
 
 class PeerCartPole(VecEnv):
-    """The same environment behind the peer's interface."""
+    """The same environment behind the peer's interface, where rows restart one by one."""
 
     def __init__(self, environments: int, seed: int) -> None:
         box = gymnasium.spaces.Box(-np.inf, np.inf, (2,), np.float32)
         self.env = TimedCartPole(environments, seed)
+        self.ages = np.zeros(environments, dtype=np.int64)
         super().__init__(environments, box, gymnasium.spaces.Discrete(2))
 
     def reset(self) -> np.ndarray:
@@ -66,13 +70,20 @@ class PeerCartPole(VecEnv):
     def step_wait(self) -> tuple[np.ndarray, np.ndarray, np.ndarray, list[dict[str, Any]]]:
         action = torch.zeros(self.num_envs, 4, dtype=torch.int64)
         action[:, 3] = self.actions
+        self.env.time = 0  # the ages are counted here: rows restart at different times
         step = self.env.step(action)
-        done = (step.terminated | step.truncated).numpy()
+        self.ages += 1
+        fallen = step.terminated.numpy()
+        done = fallen | (self.ages >= self.env.length)
         infos: list[dict[str, Any]] = [{} for _ in range(self.num_envs)]
         for n in done.nonzero()[0]:
-            infos[n]["terminal_observation"] = step.final.overall[n].numpy()
-            infos[n]["TimeLimit.truncated"] = bool(step.truncated[n])
-        return step.observation.overall.numpy().copy(), step.reward.numpy(), done, infos
+            infos[n]["terminal_observation"] = step.observation.overall[n].numpy().copy()
+            infos[n]["TimeLimit.truncated"] = not fallen[n]
+        self.ages[done] = 0
+        body = self.env.body
+        self.env.reset()
+        self.env.body = torch.where(torch.from_numpy(done)[:, None], self.env.body, body)
+        return self.env._observe().overall.numpy().copy(), step.reward.numpy(), done, infos
 
     def close(self) -> None: ...
     def get_attr(self, attr_name: str, indices: Any = None) -> list[Any]:
@@ -129,25 +140,29 @@ def run_peer(total: int, seed: int, hidden: int) -> tuple[float, float, float]:
         scores += reward
         for n in start.nonzero()[0]:
             returns.setdefault(int(n), float(scores[n]))
-    return model.rollout_seconds - peer.env.seconds, model.update_seconds, float(np.mean(list(returns.values())))
+    acting = (model.rollout_seconds - peer.env.seconds) / peer.env.calls
+    return acting, model.update_seconds / total, float(np.mean(list(returns.values())))
 
 
 def run_ours(total: int, seed: int, hidden: int) -> tuple[float, float, float]:
-    env = TimedCartPole(ENVIRONMENTS, seed)
+    """Seconds of acting per step of all environments and of the update per transition; the final return."""
+    env = TimedCartPole(ENVIRONMENTS, seed, length=ROW)
     config = PPOConfig(
         learning_rate=LEARNING_RATE, discount=DISCOUNT, gae_decay=DECAY, epochs=EPOCHS, minibatches=MINIBATCHES,
         target_kl=None,  # every epoch is run, as the peer does
         validate_masks=False,  # a check for tests and new environments
     )  # fmt: skip
-    agent = make_agent(env, config, ROW, seed, hidden=hidden)
-    acting, learning, now = 0.0, 0.0, env.reset()
-    for _ in range(total // (ENVIRONMENTS * ROW)):
+    agent = make_agent(env, config, seed, hidden=hidden)
+    acting, learning, done = 0.0, 0.0, 0
+    while done < total:
         began = process_time()
-        now = rollout(env, agent, now)
+        episodes = rollout(env, agent, ENVIRONMENTS * ROW)
         between = process_time()
-        agent.update()
+        agent.update(episodes)
         acting, learning = acting + between - began, learning + process_time() - between
-    return acting - env.seconds, learning, evaluate(CartPoleWithoutVelocities(20, 1000 + seed), agent, 20)
+        done += episodes.steps
+    score = evaluate(CartPoleWithoutVelocities(20, 1000 + seed), agent, 20)
+    return (acting - env.seconds) / env.calls, learning / done, score
 
 
 def main() -> int:
@@ -161,8 +176,8 @@ def main() -> int:
     peer = run_peer(options.steps, options.seed, options.hidden)
     print(f"{options.steps} steps, seed {options.seed}, LSTM width {options.hidden}, CPU time of one thread")
     print(f"{'':28}{'esper':>10}{'sb3-contrib':>14}{'ratio':>8}")
-    per_step = [1e3 * x[0] * ENVIRONMENTS / options.steps for x in (ours, peer)]
-    per_transition = [1e6 * x[1] / options.steps for x in (ours, peer)]
+    per_step = [1e3 * x[0] for x in (ours, peer)]
+    per_transition = [1e6 * x[1] for x in (ours, peer)]
     rollout_ratio, update_ratio = per_step[1] / per_step[0], per_transition[1] / per_transition[0]
     print(f"{'acting, ms per 8-env step':28}{per_step[0]:10.3f}{per_step[1]:14.3f}{rollout_ratio:8.1f}")
     print(f"{'update, µs per transition':28}{per_transition[0]:10.1f}{per_transition[1]:14.1f}{update_ratio:8.1f}")

@@ -2,8 +2,8 @@
 
     python benchmarks/siblings.py --controller small-conv --problems 24 --workers 2
 
-Four copies of a policy play each problem with different random seeds. What their advantages at a step share is what
-the critic did not predict of the problem; `PPOConfig.siblings` subtracts it. Printed by the age of the episode: the
+Four copies of a policy play each problem with different seeds. What their advantages at a step have in common is what
+the critic did not know about the problem; `PPOConfig.siblings` subtracts it. Printed by the age of the episode: the
 variance between and within problems, and that of the advantages as they are and against siblings.
 """
 
@@ -18,6 +18,7 @@ import torch
 from esper.agent.config import PPOConfig
 from esper.agent.gae import against_siblings
 from esper.training.catalogue import policy_file
+from esper.training.journal import RolloutSummary
 from esper.training.loop import Trainer
 from esper.training.train_config import TrainConfig
 
@@ -44,10 +45,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     trainer = Trainer(config, workers=chosen.workers)
     trainer.agent.config = replace(config.ppo, siblings=1)  # the advantages as they are
     try:
-        scores = trainer.collect(1).summary().scores
+        episodes = trainer.collect(1)
     finally:
         trainer.close()
-    batch = trainer.agent.rollout
+    scores = RolloutSummary.of(episodes).scores
+    batch, _ = trainer.agent.replay(episodes)
     relative = against_siblings(batch.advantage, batch.valid, SIBLINGS)
     print(f"{chosen.problems} problems × {SIBLINGS}: mean score {sum(scores) / len(scores):.1f}")
     print("epochs      between problems   within   variance as it is   against siblings")

@@ -39,9 +39,12 @@ STARTS = {"gain 1": 1.0, "zero": 0.0}
 class Trial:
     """One task, as tests/agent/test_learning.py trains it."""
 
-    make: Callable[[int, int], ToyEnvironment]
+    make: Callable[..., ToyEnvironment]
     environments: int
-    row: int
+    length: int
+    """Steps after which an episode of the training is over."""
+    rollout: int
+    """Steps of a rollout, at least."""
     steps: int
     episodes: int
     config: PPOConfig
@@ -52,21 +55,21 @@ PER_STEP = PPOConfig(discount=0.0, learning_rate=2e-3, target_kl=0.05)
 LONG = {"discount": 0.99, "gae_decay": 0.95}
 ANNEALED = {"learning_rate": 1.5e-3, "learning_rate_end": 1e-4, "anneal_updates": 50, "epochs": 6}
 TRIALS = {
-    "cue": Trial(CueMemory, 16, 24, 30_000, 200, PPOConfig(**LONG, learning_rate=1e-3)),
-    "op-conditional": Trial(OpConditional, 16, 25, 16_000, 200, PER_STEP, {"floor": 0.02}),
+    "cue": Trial(CueMemory, 32, 12, 384, 30_000, 200, PPOConfig(**LONG, learning_rate=1e-3)),
+    "op-conditional": Trial(OpConditional, 80, 5, 400, 16_000, 200, PER_STEP, {"floor": 0.02}),
     "multi-discrete": Trial(
-        MaskedMultiDiscrete, 16, 16, 20_480, 20, PPOConfig(discount=0.0, learning_rate=3e-3, target_kl=0.05)
+        MaskedMultiDiscrete, 16, 16, 256, 20_480, 20, PPOConfig(discount=0.0, learning_rate=3e-3, target_kl=0.05)
     ),
-    "cartpole": Trial(CartPoleWithoutVelocities, 8, 128, 51_200, 20, PPOConfig(**LONG, **ANNEALED)),
+    "cartpole": Trial(CartPoleWithoutVelocities, 8, 128, 1024, 51_200, 20, PPOConfig(**LONG, **ANNEALED)),
 }
 
 
 def score(trial: Trial, seed: int, scale: float, gain: float) -> float:
-    env = trial.make(trial.environments, seed)
+    env = trial.make(trial.environments, seed, length=trial.length)
     env.scale = scale
-    agent = make_agent(env, trial.config, trial.row, seed, **trial.network)
+    agent = make_agent(env, trial.config, seed, **trial.network)
     torch.nn.init.orthogonal_(agent.network.value_output.weight, gain)
-    train(env, agent, trial.steps)
+    train(env, agent, trial.steps, trial.rollout)
     test = trial.make(20, 1000 + seed)
     if isinstance(test, OpConditional):
         test.luck = 0.0

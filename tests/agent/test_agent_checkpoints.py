@@ -30,40 +30,39 @@ from esper.agent.normalisers import ObservationNormaliser
 from esper.agent.policies import load_policy
 from esper.agent.ppo import PPOAgent
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.rollout.episodes import Episodes
 
 
 def cartpole_agent(seed: int) -> PPOAgent:
     env = CartPoleWithoutVelocities(4, seed)
     torch.manual_seed(seed)
     network = FactoredRecurrentActorCritic(env.network_config(hidden=16))
-    return PPOAgent(network, PPOConfig(), 4, 20, 1, 1, seed, observation_normaliser=ObservationNormaliser(2, 0))
+    return PPOAgent(network, PPOConfig(), seed=seed, observation_normaliser=ObservationNormaliser(2, 0))
 
 
-def run(env, agent: PPOAgent, now, updates: int):
+def run(env, agent: PPOAgent, updates: int) -> Episodes:
     for _ in range(updates):
-        now = rollout(env, agent, now)
-        agent.update()
-    return now
+        episodes = rollout(env, agent)
+        agent.update(episodes)
+    return episodes
 
 
 def test_save_load_continue_equals_never_having_stopped(tmp_path):
     path = tmp_path / "agent.safetensors"
     env, agent = CartPoleWithoutVelocities(4, 1), cartpole_agent(1)
-    now = run(env, agent, env.reset(), 3)  # rows of 20 steps: episodes are under way, the LSTM holds something
+    run(env, agent, 3)
     agent.save(path, {"episode": 3})
-    world = (env.body.clone(), env.time.clone(), env.generator.get_state())
+    world = env.generator.get_state()
 
-    now_a = run(env, agent, now, 3)
+    last_a = run(env, agent, 3)
     unbroken = agent.state_dict()
 
     resumed = cartpole_agent(99)  # other weights, other random numbers: all must come from the file
     assert resumed.load(path) == {"episode": 3}
     again = CartPoleWithoutVelocities(4, 7)
-    again.reset()
-    again.body, again.time = world[0], world[1]
-    again.generator.set_state(world[2])
-    now_b = run(again, resumed, now, 3)
-    assert torch.equal(now_a[0].overall, now_b[0].overall)
+    again.generator.set_state(world)
+    last_b = run(again, resumed, 3)
+    assert torch.equal(last_a.action, last_b.action)
     continued = resumed.state_dict()
     assert continued.keys() == unbroken.keys()
     different = [name for name in unbroken if not torch.equal(unbroken[name], continued[name])]
@@ -74,19 +73,12 @@ def test_save_load_continue_equals_never_having_stopped(tmp_path):
 def test_an_actor_needs_only_the_file(tmp_path):
     agent = cartpole_agent(2)
     env = CartPoleWithoutVelocities(4, 2)
-    run(env, agent, env.reset(), 1)
+    run(env, agent, 1)
     agent.save(tmp_path / "a.safetensors")
     network, normaliser = load_policy(tmp_path / "a.safetensors")
     assert all(torch.equal(a, b) for a, b in zip(network.parameters(), agent.network.parameters(), strict=True))
     assert normaliser is not None
     assert torch.equal(normaliser.frozen["overall"].mean, agent.observation_normaliser.frozen["overall"].mean)
-
-
-def test_saving_in_the_middle_of_a_rollout_is_refused():
-    env, agent = CueMemory(2), make_agent(CueMemory(2), PPOConfig(), 4)
-    agent.act(*env.reset())
-    with pytest.raises(RuntimeError, match="between rollouts"):
-        agent.state_dict()
 
 
 class Hostile:
@@ -105,7 +97,7 @@ class Hostile:
 def test_a_hostile_file_does_not_run(tmp_path, dump):
     target, path = tmp_path / "owned", tmp_path / "agent.safetensors"
     dump(Hostile(str(target)), path)
-    agent = make_agent(CueMemory(2), PPOConfig(), 4)
+    agent = make_agent(CueMemory(2), PPOConfig())
     for read in (load_checkpoint, inspect_checkpoint, upgrade_checkpoint, load_policy, agent.load):
         with pytest.raises(CheckpointError, match="was not loaded"):
             read(path)
@@ -163,12 +155,22 @@ def test_mismatches_name_every_difference():
         check_same_network(saved, NetworkConfig(10, 6))
 
 
-def test_another_number_of_environments_is_explained(tmp_path):
-    agent = make_agent(CueMemory(2), PPOConfig(), 4)
-    agent.save(tmp_path / "a")
-    with pytest.raises(ValueError, match="acted for 2 environments, this one for 3"):
-        make_agent(CueMemory(3), PPOConfig(), 4).load(tmp_path / "a")
-    other = make_agent(CueMemory(2), PPOConfig(), 4)
+def test_the_memory_of_environments_in_older_checkpoints_is_ignored(tmp_path):
+    """Rollouts could once stop in the middle of an episode; the agent that goes on begins new ones."""
+    agent = make_agent(CueMemory(2), PPOConfig())
+    memory = {"recurrent/hidden": torch.ones(1, 2, 64), "recurrent/cell": torch.ones(1, 2, 64)}
+    starts = {"start": torch.zeros(2, dtype=torch.bool)}
+    save_checkpoint(
+        tmp_path / "a", agent.state_dict() | memory | starts, {"network": config_data(agent.network.config)}
+    )
+    other = make_agent(CueMemory(3), PPOConfig(), seed=5)
+    other.load(tmp_path / "a")
+    assert torch.equal(other.state_dict()["network/op_head.out.bias"], agent.network.op_head.out.bias)
+
+
+def test_an_agent_with_other_inputs_is_explained(tmp_path):
+    make_agent(CueMemory(2), PPOConfig()).save(tmp_path / "a")
+    other = make_agent(CueMemory(2), PPOConfig())
     other.observation_normaliser = ObservationNormaliser(5, 0)
     with pytest.raises(ValueError, match="no observation normaliser"):
         other.load(tmp_path / "a")
@@ -206,7 +208,7 @@ def test_version_1_is_refused_in_one_line(tmp_path):
 def test_a_policy_of_three_slots_runs_with_others(tmp_path):
     from test_slots import grow_step, slots_agent
 
-    agent = slots_agent(slots=3)
+    agent = slots_agent()
     agent.save(tmp_path / "a")
     network, _ = load_policy(tmp_path / "a")
     assert replace(network.config) == agent.network.config

@@ -11,7 +11,7 @@ from torch import nn
 
 from esper.agent.diagnostics import EXAMPLES, NumericalStabilityReport, RatioExplosionDiagnostic
 from esper.agent.metrics import explained_variance, measure_state
-from esper.policy.recurrence import RecurrentState
+from esper.policy.network import RecurrentState
 from esper.telemetry import AnomalyDetector
 from esper.telemetry.alarms import RATIO_HIGH, RATIO_LOW
 

@@ -1,4 +1,4 @@
-"""Running statistics: Welford and exponential, merged over ranks; PopArt keeps values where they were.
+"""Running statistics: Welford and exponential; PopArt keeps values where they were.
 
 Covers: R107, R119, R142
 """
@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agent.normalisers import ObservationNormaliser, RunningMoments, ValueNormaliser, moments, over_ranks
+from esper.agent.normalisers import ObservationNormaliser, RunningMoments, ValueNormaliser
 from esper.env.spaces import Observation
 
 
@@ -44,30 +44,7 @@ def test_momentum_by_hand():
         RunningMoments(1, momentum=1.0)
 
 
-class TwoRanks:
-    """Both ranks' contributions, averaged, as an all-reduce would."""
-
-    ranks = 2
-
-    def __init__(self, other: torch.Tensor) -> None:
-        self.other = other
-
-    def mean(self, tensor):
-        return (tensor + self.other) / 2
-
-
-def test_ranks_merge_exactly():
-    a, b = torch.randn(7, 3, dtype=torch.float64), 4 + torch.randn(11, 3, dtype=torch.float64)
-    count, mean, variance = moments(b)
-    theirs = torch.cat((count[None], count * mean, count * (variance + mean * mean)))
-    count, mean, variance = over_ranks(*moments(a), TwoRanks(theirs))
-    rows = torch.cat((a, b))
-    assert count.item() == 18
-    assert torch.allclose(mean, rows.mean(0))
-    assert torch.allclose(variance, rows.var(0, correction=0))
-
-
-def test_observation_statistics_are_frozen_until_commit_and_skip_padding():
+def test_observation_statistics_are_frozen_until_they_are_updated_and_skip_padding():
     normaliser = ObservationNormaliser(2, 1)
     seen = observation(
         torch.tensor([[1.0, 2.0], [3.0, 4.0]]),
@@ -75,14 +52,16 @@ def test_observation_statistics_are_frozen_until_commit_and_skip_padding():
         torch.tensor([[True, False], [True, False]]),
     )
     before = normaliser(seen)
-    normaliser.gather(seen, torch.tensor([True, True]))
-    assert torch.equal(normaliser(seen).overall, before.overall)  # still frozen
-    normaliser.commit()
+    assert torch.equal(normaliser(seen).overall, before.overall)  # looking changes nothing
+    normaliser.update(seen, torch.tensor([True, True]))
     assert normaliser.frozen["overall"].mean.tolist() == [2.0, 3.0]
     assert normaliser.frozen["slots"].mean.tolist() == [2.0]  # 777 was padding
     assert normaliser(seen).overall.tolist() == [[-1.0, -1.0], [1.0, 1.0]]
     assert normaliser(seen).slots.max().item() == 10.0  # clipped
-    normaliser.commit()  # nothing gathered since: nothing moves
+    normaliser.update(seen, torch.tensor([False, False]))  # nothing of it happened
+    assert normaliser.frozen["overall"].mean.tolist() == [2.0, 3.0]
+    normaliser.fixed = True
+    normaliser.update(seen, torch.tensor([True, False]))
     assert normaliser.frozen["overall"].mean.tolist() == [2.0, 3.0]
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from esper.actions import BLENDS, HEADS_USED, Action, Op
-from esper.agent.actor import Actor
+from esper.agent.actor import PolicyActor
 from esper.agent.policies import LearnedController
 from esper.agent.shipped import shipped_path
 from esper.engine.eager import EagerEngine, EpochRecord
@@ -126,10 +126,11 @@ def test_the_reason_holds_what_was_measured_and_expected(learned: LearnedControl
 
 
 def test_the_same_actions_as_without_reasons(learned: LearnedController, played: Played) -> None:
-    actor = Actor(learned.network, len(WORLDS), learned.normaliser)
+    actor = PolicyActor(learned.network, learned.normaliser)
+    actor.reset(range(len(WORLDS)))
     for seen, actions in played:
         observation, masks = as_tensors(seen)
-        assert torch.equal(actor.act(observation, masks), to_tensor(actions))
+        assert torch.equal(actor.act(seen, observation, masks).action, to_tensor(actions))
 
 
 def test_without_the_value_units_nothing_is_said_about_points(learned: LearnedController, played: Played) -> None:

@@ -23,7 +23,7 @@ import torch
 
 from esper.actions import Action
 from esper.agent import shipped
-from esper.agent.actor import Actor
+from esper.agent.actor import PolicyActor
 from esper.agent.checkpoints import inspect_checkpoint, load_checkpoint
 from esper.agent.policies import LAYOUT, LearnedController, load_policy
 from esper.agent.shipped import Pair, Score, ShippedError, provenance, shipped_names, shipped_path
@@ -238,11 +238,14 @@ def test_rounding_keeps_the_decisions(slots: int) -> None:
     with torch.no_grad():
         for parameter in finer.parameters():
             parameter *= 1 + HALF_STEP * (torch.rand(parameter.shape, generator=generator) * 2 - 1)
-    coarse_actor, fine_actor = Actor(policy, 400, normaliser), Actor(finer, 400, normaliser)
+    actors = [PolicyActor(network, normaliser) for network in (policy, finer)]
+    for actor in actors:
+        actor.reset(range(400))
     same = []
     for _ in range(6):  # the memory drifts apart, too
         seen = random_step(400, slots, generator)
-        same.append((coarse_actor.act(*seen) == fine_actor.act(*seen)).all(-1).float())
+        coarse, fine = (actor.act((), *seen).action for actor in actors)
+        same.append((coarse == fine).all(-1).float())
     assert torch.cat(same).mean() > 0.99
 
 

@@ -5,11 +5,12 @@ Covers: R001, R048, R130
 
 import torch
 
-from esper.agent.actor import Actor
 from esper.agent.config import PPOConfig
 from esper.agent.ppo import PPOAgent
+from esper.env.growth_env import EnvStep
 from esper.env.spaces import ActionMasks, Observation
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.rollout.play import play
 
 BLUEPRINTS = 3
 
@@ -46,40 +47,44 @@ def score(observation: Observation, action: torch.Tensor) -> torch.Tensor:
     return torch.stack((op == 1, right_slot, right_blueprint)).float().mean(0)
 
 
-def slots_agent(slots: int, environments: int = 16) -> PPOAgent:
+class Growing:
+    """Episodes of one step."""
+
+    situations = ()
+
+    def __init__(self, environments: int, slots: int, generator: torch.Generator) -> None:
+        self.sizes, self.generator, self.over = (environments, slots), generator, True
+
+    def reset(self, draws: object, *, held_out: bool) -> tuple[Observation, ActionMasks]:
+        self.now, self.over = grow_step(*self.sizes, self.generator), False
+        return self.now
+
+    def step(self, action: torch.Tensor) -> EnvStep:
+        self.over, yes = True, torch.ones(len(action), dtype=torch.bool)
+        return EnvStep(*self.now, score(self.now[0], action), yes, yes, (None,) * len(action))
+
+
+def slots_agent() -> PPOAgent:
     torch.manual_seed(0)
     network = FactoredRecurrentActorCritic(NetworkConfig(1, 1 + BLUEPRINTS, blueprints=BLUEPRINTS, hidden=64))
     config = PPOConfig(discount=0.0, learning_rate=2e-3, target_kl=0.05)
-    return PPOAgent(network, config, environments, 16, slots, BLUEPRINTS)
+    return PPOAgent(network, config)
 
 
 def test_trained_with_three_slots_right_with_1_5_and_12():
-    agent, generator = slots_agent(3), torch.Generator().manual_seed(0)
-    never = torch.zeros(16, dtype=torch.bool)
-    observation, masks = grow_step(16, 3, generator)
-    for _ in range(30):
-        while not agent.buffer.full:
-            action = agent.act(observation, masks)
-            agent.process_env_step(score(observation, action), never | True, never)
-            observation, masks = grow_step(16, 3, generator)
-        agent.compute_returns(observation)
-        agent.update()
+    agent, generator = slots_agent(), torch.Generator().manual_seed(0)
+    env = Growing(256, 3, generator)
+    for update in range(30):
+        agent.update(play(env, agent.actor(update), range(256)))
     for slots in (1, 3, 5, 12):
-        observation, masks = grow_step(200, slots, generator)
-        action = Actor(agent.network, 200).act(observation, masks)
-        assert score(observation, action).mean().item() > 0.9, slots
+        played = play(Growing(200, slots, generator), agent.actor(), range(200))
+        assert played.returns().mean().item() > 0.9, slots
 
 
 def test_an_agent_for_one_slot_continues_from_its_checkpoint(tmp_path):
     """The only slot is certain, so no gradient reaches the slot head, and the optimizer has no moments for it."""
     agent, generator = slots_agent(1), torch.Generator().manual_seed(0)
-    never = torch.zeros(16, dtype=torch.bool)
-    for _ in range(16):
-        observation, masks = grow_step(16, 1, generator)
-        action = agent.act(observation, masks)
-        agent.process_env_step(score(observation, action), never, never)
-    agent.compute_returns(observation)
-    agent.update()
+    agent.update(play(Growing(16, 1, generator), agent.actor(0), range(16)))
     agent.save(tmp_path / "a")
     resumed = slots_agent(1)
     resumed.load(tmp_path / "a")

@@ -1,23 +1,25 @@
 """Tiny vectorised environments, each testing one ability, and the loop that trains an agent on them.
 
-They speak the agent's own language (Observation, ActionMasks) with a plain vector in `overall`. A finished environment
-restarts at once; `Step.final` is the observation before the restart.
+They are environments for `play` with a plain vector in `overall`. An episode that is over stands still until `reset`;
+one that reaches `length` without an end of its own was cut short.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from esper.agent.actor import Actor
 from esper.agent.config import PPOConfig
 from esper.agent.metrics import UpdateMetrics
 from esper.agent.ppo import PPOAgent
+from esper.env.growth_env import EnvStep
 from esper.env.spaces import ActionMasks, Observation
 from esper.policy.distribution import GROWTH_ACTIONS, ActionSpace
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.rollout.episodes import Episodes, join
+from esper.rollout.play import play
 
 
 def vector_observation(features: Tensor, blueprints: int = 1) -> Observation:
@@ -42,31 +44,22 @@ def open_masks(lead: tuple[int, ...], ops: int, slots: int = 1, blueprints: int 
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
-    observation: Observation
-    masks: ActionMasks
-    reward: Tensor
-    terminated: Tensor
-    truncated: Tensor
-    final: Observation
-
-
 class ToyEnvironment:
-    """Counts steps and returns; subclasses say what is seen, legal, paid and over."""
+    """Subclasses say what is seen, legal, paid and over. Draw ids mean nothing: problems come from the generator."""
 
     space = ActionSpace.uniform(2, ("op",))
     features = 1
     slots, blueprints, blends = 1, 1, 1
     scale = 1.0
-    """Multiplies every reward; returns in `finished` are in the scaled units."""
+    """Multiplies every reward."""
+    situations = ()
+    length = 0
+    """Steps after which an episode is over."""
 
-    def __init__(self, environments: int, seed: int = 0) -> None:
+    def __init__(self, environments: int, seed: int = 0, length: int | None = None) -> None:
         self.environments = environments
         self.generator = torch.Generator().manual_seed(seed)
-        self.time = torch.zeros(environments, dtype=torch.int64)
-        self.finished: list[float] = []
-        self._return = torch.zeros(environments)
+        self.length = length or self.length
 
     def network_config(self, **changes: object) -> NetworkConfig:
         settings: dict[str, object] = {
@@ -80,30 +73,35 @@ class ToyEnvironment:
         }
         return NetworkConfig(**{**settings, **changes})  # type: ignore[arg-type]
 
-    def reset(self) -> tuple[Observation, ActionMasks]:
-        self._restart(torch.ones(self.environments, dtype=torch.bool))
+    @property
+    def over(self) -> bool:
+        return not bool(self.active.any())
+
+    def reset(self, draws: Sequence[int] = (), *, held_out: bool = False) -> tuple[Observation, ActionMasks]:
+        self.time = 0
+        self.active = torch.ones(self.environments, dtype=torch.bool)
+        self._restart()
         return self._observe(), self._masks()
 
-    def step(self, action: Tensor) -> Step:
-        reward, terminated, truncated = self._apply(action)
-        reward = reward * self.scale
+    def step(self, action: Tensor) -> EnvStep:
+        acted = self.active
+        reward, terminated = self._apply(action)
+        terminated = terminated & acted
         self.time += 1
-        self._return += reward
-        done = terminated | truncated
-        final = self._observe()
-        self.finished += self._return[done].tolist()
-        self._return[done] = 0.0
-        self.time[done] = 0
-        if bool(done.any()):
-            self._restart(done)
-        return Step(self._observe(), self._masks(), reward, terminated, truncated, final)
+        self.active = acted & ~terminated & (self.time < self.length)
+        infos = (None,) * self.environments
+        return EnvStep(self._observe(), self._masks(), reward * acted * self.scale, terminated, acted, infos)
 
     def _masks(self) -> ActionMasks:
         return open_masks((self.environments,), self.space.ops, self.slots, self.blueprints, self.blends)
 
-    def _restart(self, which: Tensor) -> None: ...
+    def _at_the_end(self) -> Tensor:
+        return torch.full((self.environments,), self.time + 1 >= self.length)
+
+    def _restart(self) -> None: ...
     def _observe(self) -> Observation: ...
-    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]: ...
+    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor]:
+        """Reward and whether nothing follows, [N]."""
 
 
 class MaskedMultiDiscrete(ToyEnvironment):
@@ -125,9 +123,8 @@ class MaskedMultiDiscrete(ToyEnvironment):
         forbidden = wrong.flatten(1).topk(6, dim=1).indices
         self.legal = torch.ones(self.environments, 16, dtype=torch.bool).scatter(1, forbidden, False).view(-1, 4, 4)
 
-    def _restart(self, which: Tensor) -> None:
-        if bool(which.all()):
-            self._draw()
+    def _restart(self) -> None:
+        self._draw()
 
     def _observe(self) -> Observation:
         shown = torch.nn.functional.one_hot(self.target, 4).flatten(1).float()
@@ -142,14 +139,13 @@ class MaskedMultiDiscrete(ToyEnvironment):
             blend=blend[:, None].expand(-1, 4, -1),
         )
 
-    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor]:
         slot, blueprint, blend, op = action.unbind(-1)
         right = torch.stack((op, slot, blueprint, blend), -1) == self.target
         allowed = self.legal.gather(-1, torch.stack((op, slot, blueprint, blend), -1)[..., None]).all()
         assert bool(allowed), "a forbidden action was taken"
         self._draw()
-        over = self.time + 1 >= self.length
-        return right.all(-1).float(), over, torch.zeros_like(over)
+        return right.all(-1).float(), self._at_the_end()
 
 
 class CueMemory(ToyEnvironment):
@@ -159,18 +155,17 @@ class CueMemory(ToyEnvironment):
     features = 5
     length = 12
 
-    def _restart(self, which: Tensor) -> None:
-        drawn = torch.randint(0, 4, (self.environments,), generator=self.generator)
-        self.cue = torch.where(which, drawn, self.cue) if bool((self.time > 0).any()) else drawn
+    def _restart(self) -> None:
+        self.cue = torch.randint(0, 4, (self.environments,), generator=self.generator)
 
     def _observe(self) -> Observation:
-        shown = torch.nn.functional.one_hot(self.cue, 4).float() * (self.time < 2)[:, None]
-        return vector_observation(torch.cat((shown, (self.time == self.length - 1)[:, None].float()), dim=1))
+        shown = torch.nn.functional.one_hot(self.cue, 4).float() * (self.time < 2)
+        asked = torch.full((self.environments, 1), float(self.time == self.length - 1))
+        return vector_observation(torch.cat((shown, asked), dim=1))
 
-    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        over = self.time + 1 >= self.length
-        right = (action[:, 3] == self.cue) & over
-        return right.float(), over, torch.zeros_like(over)
+    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor]:
+        over = self._at_the_end()
+        return ((action[:, 3] == self.cue) & over).float(), over
 
 
 class OpConditional(ToyEnvironment):
@@ -188,7 +183,7 @@ class OpConditional(ToyEnvironment):
         self.asked = torch.rand(n, generator=g) < 0.25
         self.wanted = [torch.randint(0, k, (n,), generator=g) for k in (self.slots, self.blueprints, self.blends)]
 
-    def _restart(self, which: Tensor) -> None:
+    def _restart(self) -> None:
         self._draw()
 
     def _observe(self) -> Observation:
@@ -197,31 +192,30 @@ class OpConditional(ToyEnvironment):
         asked = torch.stack((self.asked, ~self.asked), dim=1).float()
         return vector_observation(torch.cat((asked, *one_hot), dim=1), self.blueprints)
 
-    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor]:
         grown = action[:, 3] == 1
         right = torch.stack([action[:, h] == self.wanted[h] for h in range(3)]).float().mean(0)
         luck = torch.randn(self.environments, generator=self.generator)
         reward = torch.where(self.asked, right * grown, (action[:, 3] == 0) + luck * self.luck)
         self._draw()
-        over = self.time + 1 >= self.length
-        return reward, over, torch.zeros_like(over)
+        return reward, self._at_the_end()
 
 
 class EndlessChain(ToyEnvironment):
     """Reward 1 for ever, whatever is done; the position on a ring of four is shown. V = 1 / (1 − γ) everywhere."""
 
     features = 4
+    length = 32
 
-    def _restart(self, which: Tensor) -> None:
+    def _restart(self) -> None:
         self.position = torch.randint(0, 4, (self.environments,), generator=self.generator)
 
     def _observe(self) -> Observation:
         return vector_observation(torch.nn.functional.one_hot(self.position, 4).float())
 
-    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor]:
         self.position = (self.position + 1 + action[:, 3]) % 4
-        never = torch.zeros(self.environments, dtype=torch.bool)
-        return torch.ones(self.environments), never, never
+        return torch.ones(self.environments), torch.zeros(self.environments, dtype=torch.bool)
 
 
 class CartPoleWithoutVelocities(ToyEnvironment):
@@ -231,14 +225,13 @@ class CartPoleWithoutVelocities(ToyEnvironment):
     length = 500
     track, tilt = 2.4, 12 * 2 * torch.pi / 360
 
-    def _restart(self, which: Tensor) -> None:
-        fresh = torch.rand((self.environments, 4), generator=self.generator) * 0.1 - 0.05
-        self.body = fresh if bool(which.all()) else torch.where(which[:, None], fresh, self.body)
+    def _restart(self) -> None:
+        self.body = torch.rand((self.environments, 4), generator=self.generator) * 0.1 - 0.05
 
     def _observe(self) -> Observation:
         return vector_observation(torch.stack((self.body[:, 0] / self.track, self.body[:, 2] / self.tilt), dim=1))
 
-    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _apply(self, action: Tensor) -> tuple[Tensor, Tensor]:
         x, speed, angle, turn = self.body.unbind(1)
         force = torch.where(action[:, 3] == 1, 10.0, -10.0)
         cos, sin = angle.cos(), angle.sin()
@@ -246,15 +239,15 @@ class CartPoleWithoutVelocities(ToyEnvironment):
         turning = (9.8 * sin - cos * pull) / (0.5 * (4.0 / 3.0 - 0.1 * cos**2 / 1.1))
         speeding = pull - 0.05 * turning * cos / 1.1
         tau = 0.02
-        self.body = torch.stack((x + tau * speed, speed + tau * speeding, angle + tau * turn, turn + tau * turning), 1)
+        body = torch.stack((x + tau * speed, speed + tau * speeding, angle + tau * turn, turn + tau * turning), 1)
+        self.body = torch.where(self.active[:, None], body, self.body)
         fallen = (self.body[:, 0].abs() > self.track) | (self.body[:, 2].abs() > self.tilt)
-        return torch.ones_like(x), fallen, ~fallen & (self.time + 1 >= self.length)
+        return torch.ones_like(x), fallen
 
 
-def make_agent(env: ToyEnvironment, config: PPOConfig, steps: int, seed: int = 0, **network: object) -> PPOAgent:
+def make_agent(env: ToyEnvironment, config: PPOConfig, seed: int = 0, **network: object) -> PPOAgent:
     torch.manual_seed(seed)
-    net = FactoredRecurrentActorCritic(env.network_config(**network))
-    return PPOAgent(net, config, env.environments, steps, env.slots, env.blueprints, seed=seed)
+    return PPOAgent(FactoredRecurrentActorCritic(env.network_config(**network)), config, seed=seed)
 
 
 def give_values(agent: PPOAgent) -> None:
@@ -262,44 +255,28 @@ def give_values(agent: PPOAgent) -> None:
     torch.nn.init.orthogonal_(agent.network.value_output.weight)
 
 
-def rollout(
-    env: ToyEnvironment, agent: PPOAgent, now: tuple[Observation, ActionMasks]
-) -> tuple[Observation, ActionMasks]:
-    """Fill the agent's buffer and close it; where the environments stand afterwards."""
-    observation, masks = now
-    while not agent.buffer.full:
-        step = env.step(agent.act(observation, masks))
-        final = step.final if bool(step.truncated.any()) else None
-        agent.process_env_step(step.reward, step.terminated, step.truncated, final_observation=final)
-        observation, masks = step.observation, step.masks
-    agent.compute_returns(observation)
-    return observation, masks
+def rollout(env: ToyEnvironment, agent: PPOAgent, steps: int = 1) -> Episodes:
+    """One episode of each environment, again until there are so many steps. The seeds follow from the update's number,
+    so that an agent that was saved and loaded plays on as it would have."""
+    parts: list[Episodes] = []
+    while sum(part.steps for part in parts) < steps:
+        seed = 1000 * agent.update_count + len(parts)
+        parts.append(play(env, agent.actor(seed), range(env.environments)))
+    return join(parts)
 
 
-def train(env: ToyEnvironment, agent: PPOAgent, total_steps: int) -> list[UpdateMetrics]:
-    now, seen = env.reset(), []
-    for _ in range(total_steps // (env.environments * agent.buffer.steps)):
-        now = rollout(env, agent, now)
-        seen.append(agent.update())
+def train(env: ToyEnvironment, agent: PPOAgent, total_steps: int, steps: int = 1) -> list[UpdateMetrics]:
+    done, seen = 0, []
+    while done < total_steps:
+        episodes = rollout(env, agent, steps)
+        done += episodes.steps
+        seen.append(agent.update(episodes))
     return seen
 
 
 def evaluate(env: ToyEnvironment, agent: PPOAgent, episodes: int, deterministic: bool = True) -> float:
-    """Mean return of the first `episodes` episodes that every environment contributes to equally."""
-    actor = Actor(agent.network, env.environments, agent.observation_normaliser, deterministic, seed=1)
-    observation, masks = env.reset()
-    env.finished.clear()
-    counted = torch.zeros(env.environments, dtype=torch.int64)
-    each = -(-episodes // env.environments)
-    returns: list[float] = []
-    while int(counted.min()) < each:
-        before = len(env.finished)
-        step = env.step(actor.act(observation, masks))
-        done = step.terminated | step.truncated
-        for index, value in zip(done.nonzero().flatten().tolist(), env.finished[before:], strict=True):
-            if counted[index] < each:
-                returns.append(value)
-            counted[index] += 1
-        actor.episode_ended(done)
-        observation, masks = step.observation, step.masks
-    return sum(returns) / len(returns)
+    """Mean return of at least so many episodes."""
+    actor = agent.actor(None if deterministic else 1)
+    draws = range(env.environments)
+    returns = [play(env, actor, draws).returns().mean() for _ in range(-(-episodes // env.environments))]
+    return float(torch.stack(returns).mean())

@@ -27,8 +27,8 @@ NEEDED = {
 WORK = (
     "offline.cloning.clone",
     "offline.iql.iql",
-    "offline.recorder.play",
     "training.comparison.compare",
+    "training.evaluation.record_job",
     "training.fleet.start_workers",
     "training.growing.run_growth",
     "training.loop.Trainer.run",

@@ -18,8 +18,7 @@ from esper.agent import shipped
 from esper.agent.checkpoints import load_checkpoint
 from esper.agent.shipped import provenance, shipped_path
 from esper.cli import main
-from esper.offline.episodes import growth_schema
-from esper.offline.recording import read
+from esper.offline.recording import growth_schema, read
 from esper.tasks.family import TaskFamily
 from esper.training.run_folder import RunFolder
 

@@ -56,7 +56,7 @@ def same_policy(a: LearnedController, b: LearnedController) -> bool:
 
 
 def agent() -> PPOAgent:
-    return make_agent(CueMemory(4, 0), PPOConfig(), CueMemory(4, 0).length)
+    return make_agent(CueMemory(4, 0), PPOConfig())
 
 
 def resumed(path: Path) -> dict[str, torch.Tensor]:
@@ -74,7 +74,7 @@ def make_recording(folder: Path) -> None:
 
 
 def same_recording(a: Recording, b: Recording) -> bool:
-    return torch.equal(a.episodes.reward, b.episodes.reward) and torch.equal(a.episodes.taken, b.episodes.taken)
+    return torch.equal(a.episodes.reward, b.episodes.reward) and torch.equal(a.episodes.action, b.episodes.action)
 
 
 def make_run(folder: Path) -> None:

@@ -15,12 +15,13 @@ from esper.actions import Op
 from esper.agent.policies import LearnedController, growth_network_config, load_policy, save_policy
 from esper.growth.blueprints import blueprint_names
 from esper.offline.cloning import CloneConfig, clone
-from esper.offline.episodes import Episodes, check, growth_schema, join, tensors_of
 from esper.offline.fitting import Learned
 from esper.offline.iql import IQLConfig, iql
-from esper.offline.recorder import Play, play, plays
-from esper.policy.controller import NoGrowth, RandomLegal
+from esper.offline.recording import check, growth_schema
+from esper.policy.controller import Controller, NoGrowth, RandomLegal
 from esper.policy.heuristic import Heuristic
+from esper.rollout.episodes import Episodes, join
+from esper.training.evaluation import Job, jobs_for, record_job
 
 QUICK = CloneConfig(epochs=6, batch_episodes=32, discount=0.0)
 
@@ -66,7 +67,7 @@ def test_the_conservative_term_lowers_what_nobody_did() -> None:
 
     episodes = record_toy("waits", 30, 0.0, 0)
     units = units_of(episodes, new_network(toy_network(32), 0), 0.0)
-    rows = prepare(episodes, units, 0.0, action="taken")
+    rows = prepare(episodes, units, 0.0, action="action")
 
     def waiting_over_the_best_rest(conservative: float) -> float:
         values = Values(toy_network(32), 0)
@@ -86,10 +87,14 @@ def test_the_conservative_term_lowers_what_nobody_did() -> None:
 # -- the growth environment ---------------------------------------------------------------------------------------
 
 
+def recorded(name: str, controller: Controller, draws: tuple[int, ...], noise: float = 0.0) -> Episodes:
+    return record_job(Job(name, "digits", controller, draws, held_out=False, noise=noise))
+
+
 @pytest.fixture(scope="module")
 def noisy() -> Episodes:
     """The heuristic on digits, a third of its decisions overruled."""
-    return play(Play("digits", "heuristic", Heuristic(), (0, 1, 2), noise=0.3))
+    return recorded("heuristic", Heuristic(), (0, 1, 2), noise=0.3)
 
 
 def test_recorded_episodes_are_whole_and_legal(noisy: Episodes) -> None:
@@ -98,28 +103,28 @@ def test_recorded_episodes_are_whole_and_legal(noisy: Episodes) -> None:
     assert noisy.terminated[:, -1].all()
     assert noisy.draw.tolist() == [0, 1, 2]
     assert noisy.controllers == ("heuristic",)
-    different = (noisy.label != noisy.taken).any(-1).float().mean()
+    different = (noisy.label != noisy.action).any(-1).float().mean()
     assert 0.02 < float(different) < 0.3  # most random decisions are WAIT, as the heuristic's are
 
 
-def test_an_episode_depends_on_its_problem_and_its_dice_alone(noisy: Episodes) -> None:
-    alone = play(Play("digits", "heuristic", Heuristic(), (1,), noise=0.3))
-    for name, tensor in tensors_of(noisy).items():
-        assert torch.equal(tensor[1:2], tensors_of(alone)[name]), name
+def test_an_episode_depends_on_its_problem_and_its_seed_alone(noisy: Episodes) -> None:
+    alone = recorded("heuristic", Heuristic(), (1,), noise=0.3)
+    for name, tensor in noisy.tensors().items():
+        assert torch.equal(tensor[1:2], alone.tensors()[name]), name
 
 
 def test_without_noise_what_was_decided_was_done() -> None:
-    quiet = play(Play("digits", "random", RandomLegal(), (0,)))
-    assert torch.equal(quiet.label, quiet.taken)
-    assert set(quiet.taken[..., 3].flatten().tolist()) > {int(Op.WAIT)}
+    quiet = recorded("random", RandomLegal(), (0,))
+    assert torch.equal(quiet.label, quiet.action)
+    assert set(quiet.action[..., 3].flatten().tolist()) > {int(Op.WAIT)}
     with pytest.raises(ValueError, match="noise is a probability"):
-        Play("digits", "none", NoGrowth(), (0,), noise=1.5)
+        recorded("none", NoGrowth(), (0,), noise=1.5)
 
 
 def test_the_heuristic_judges_what_really_happened() -> None:
     """Overruled, it still names the planting that has not been tried: it does not believe its own words."""
-    episodes = play(Play("digits", "heuristic", Heuristic(), (0,), noise=1.0))
-    germinated = episodes.taken[0][episodes.taken[0, :, 3] == Op.GERMINATE]
+    episodes = recorded("heuristic", Heuristic(), (0,), noise=1.0)
+    germinated = episodes.action[0][episodes.action[0, :, 3] == Op.GERMINATE]
     wished = episodes.label[0][episodes.label[0, :, 3] == Op.GERMINATE]
     assert len(wished) > 0
     first = [(int(a[0]), int(a[1])) for a in germinated]
@@ -127,8 +132,8 @@ def test_the_heuristic_judges_what_really_happened() -> None:
 
 
 def test_every_controller_plays_every_problem() -> None:
-    jobs = list(plays("digits", {"a": NoGrowth(), "b": RandomLegal()}, range(6), 0.1))
-    assert [(job.name, job.numbers) for job in jobs] == [
+    jobs = jobs_for("digits", {"a": NoGrowth(), "b": RandomLegal()}, range(6), held_out=False, noise=0.1)
+    assert [(job.label, job.draws) for job in jobs] == [
         ("a", (0, 1, 2, 3)),
         ("b", (0, 1, 2, 3)),
         ("a", (4, 5)),
@@ -146,11 +151,11 @@ def test_what_is_learnt_is_an_ordinary_controller(tmp_path: Path, noisy: Episode
     assert normaliser is not None
     assert all(torch.equal(a, b) for a, b in zip(network.parameters(), learned.network.parameters(), strict=True))
     controller = LearnedController.load(path)
-    played = play(Play("digits", "clone", controller, (5,)))
+    played = recorded("clone", controller, (5,))
     check(played, growth_schema())
     seen = learned.units.observations(played.observation)
     out = learned.network(seen, played.masks, learned.network.initial_state(1))
-    assert torch.equal(out.policy.mode(), played.taken)
+    assert torch.equal(out.policy.mode(), played.action)
 
 
 def _moved(episodes: Episodes, by: int) -> Episodes:

@@ -16,8 +16,7 @@ import torch
 from esper.agent.checkpoints import inspect_checkpoint, load_checkpoint
 from esper.agent.tensor_files import read_tensor_file, write_tensor_file
 from esper.cli import main
-from esper.offline.episodes import growth_schema
-from esper.offline.recording import read
+from esper.offline.recording import growth_schema, read
 from esper.training.catalogue import make_controller
 from esper.training.run_folder import RunFolder
 

@@ -23,7 +23,6 @@ from esper.offline.agreement import HeadAgreement, agreement
 from esper.offline.cloning import CloneConfig, balanced, class_weights, counted
 from esper.offline.critic import ActionValues, FactoredCritic, Twin
 from esper.offline.diversity import diversity, effective_number
-from esper.offline.episodes import Episodes, RecordingError
 from esper.offline.fitting import (
     BrokenLearningError,
     Pace,
@@ -35,8 +34,10 @@ from esper.offline.fitting import (
     silent,
 )
 from esper.offline.iql import IQLConfig, advantage_weights, bellman_target, expectile_loss
+from esper.offline.recording import RecordingError
 from esper.offline.rows import Rows, Units, discounted_returns, prepare, split, units_of
 from esper.policy.distribution import GROWTH_ACTIONS, FactoredLogits
+from esper.rollout.episodes import Episodes
 
 
 def close(a: torch.Tensor, b: list[float] | list[list[float]]) -> None:
@@ -99,7 +100,7 @@ def test_bellman_targets_by_hand() -> None:
     step ends: 3 points → −3.5. Second row: cut short after one step, so nobody knows what would have followed."""
     episodes = record_toy("waits", 2, 0.0, 0)
     rows = replace(
-        prepare(episodes, units(10, 2), 0.5, action="taken"),
+        prepare(episodes, units(10, 2), 0.5, action="action"),
         reward=torch.tensor([[1.0, 3.0, 9.0], [4.0, 9.0, 9.0]]),
         terminated=torch.tensor([[False, True, False], [False, False, False]]),
         valid=torch.tensor([[True, True, False], [True, False, False]]),
@@ -173,7 +174,7 @@ def test_action_values_and_their_soft_maximum_against_enumeration(seed: int) -> 
 def toy_rows(noise: float = 0.3) -> Rows:
     episodes = toy_mixture(4, noise, 0)
     network = new_network(toy_network(32), 0)
-    return prepare(episodes, units_of(episodes, network, 0.9), 0.9, action="taken")
+    return prepare(episodes, units_of(episodes, network, 0.9), 0.9, action="action")
 
 
 def test_the_smaller_of_two_slow_critics_counts() -> None:

@@ -23,15 +23,24 @@ from toy_recordings import TOY, record_toy, toy_mixture
 from esper import files
 from esper.agent.tensor_files import read_header, write_tensor_file
 from esper.offline import recording
-from esper.offline.episodes import Episodes, RecordingError, Schema, check, growth_schema, join, tensors_of
-from esper.offline.recording import append, next_draw, read
+from esper.offline.recording import (
+    RecordingError,
+    Schema,
+    append,
+    check,
+    growth_schema,
+    next_draw,
+    of_controller,
+    read,
+)
+from esper.rollout.episodes import Episodes, join
 
 HERE = {"task": "toy"}
 
 
 def same(a: Episodes, b: Episodes) -> bool:
     return a.controllers == b.controllers and all(
-        torch.equal(x, y) for x, y in zip(tensors_of(a).values(), tensors_of(b).values(), strict=True)
+        torch.equal(x, y) for x, y in zip(a.tensors().values(), b.tensors().values(), strict=True)
     )
 
 
@@ -51,6 +60,15 @@ def test_what_is_appended_is_read(
     assert found.task == "toy"
 
 
+def test_a_file_holds_the_tensors_that_earlier_versions_read(tmp_path: Path) -> None:
+    """What was done is called `taken` there; neither log-probabilities nor reports are written."""
+    path = append(tmp_path, record_toy("waits", 2, 0.5, 0), TOY, HERE)
+    seen = {"overall", "slots", "blueprints", "costs", "present"}
+    plain = {"label", "taken", "reward", "terminated", "lengths", "draw", "controller"}
+    masks = {f"masks.{name}" for name in ("op", "slot", "blueprint", "blend")}
+    assert load_file(path).keys() == {f"observation.{name}" for name in seen} | masks | plain
+
+
 def test_the_order_of_the_files_does_not_matter(tmp_path: Path) -> None:
     """Workers finish in any order; the same episodes must teach the same."""
     a, b = record_toy("waits", 3, 0.0, 0), record_toy("random", 3, 0.0, 0)
@@ -61,17 +79,17 @@ def test_the_order_of_the_files_does_not_matter(tmp_path: Path) -> None:
     ab, ba = read(tmp_path / "ab", TOY).episodes, read(tmp_path / "ba", TOY).episodes
     names = [[e.controllers[i] for i in e.controller] for e in (ab, ba)]
     assert names[0] == names[1] == ["random", "waits"] * 3
-    assert torch.equal(ab.taken, ba.taken)
+    assert torch.equal(ab.action, ba.action)
 
 
 def test_one_controller_can_be_picked() -> None:
     mixture = toy_mixture(3, 0.0, 0)
-    alone = mixture.played_by("half knows")
+    alone = of_controller(mixture, "half knows")
     assert alone.controllers == ("half knows",)
-    assert torch.equal(alone.taken, record_toy("half knows", 3, 0.0, 2).taken)
+    assert torch.equal(alone.action, record_toy("half knows", 3, 0.0, 2).action)
     check(alone, TOY)
     with pytest.raises(RecordingError, match="nothing was recorded of 'heuristic'; the controllers are waits, random"):
-        mixture.played_by("heuristic")
+        of_controller(mixture, "heuristic")
 
 
 def test_episodes_of_different_length_and_slots_are_padded(tmp_path: Path) -> None:
@@ -112,7 +130,7 @@ def growth_episodes(slots: int, steps: int, draw: int) -> Episodes:
             torch.ones(*row, slots, 3, dtype=torch.bool),
         ),
         label=torch.zeros(*row, 4, dtype=torch.int64),
-        taken=torch.zeros(*row, 4, dtype=torch.int64),
+        action=torch.zeros(*row, 4, dtype=torch.int64),
         reward=torch.ones(row),
         terminated=(torch.arange(steps) == steps - 1)[None],
         lengths=torch.tensor([steps]),
@@ -284,6 +302,7 @@ def _swap(name: str, new: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[d
     [
         (lambda t: t.pop("reward"), "missing or unknown: reward"),
         (lambda t: t.update(extra=torch.zeros(1)), "missing or unknown: extra"),
+        (lambda t: t.update(action=t["taken"].clone()), "missing or unknown: action"),
         (_set("reward", float("nan")), "reward holds a number that is not finite"),
         (_set("observation.overall", float("inf"), (0, 0, 0)), "observation.overall holds a number"),
         (_set("lengths", 0, (0,)), "length is not from 1 to 5"),
@@ -291,10 +310,10 @@ def _swap(name: str, new: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[d
         (_set("controller", 3, (0,)), "a controller that is not named"),
         (_set("controller", -1, (0,)), "a controller that is not named"),
         (_set("terminated", 1), "goes on after it terminated"),
-        (_set("taken", 4, (0, 0, 3)), "taken names an operation, slot, blueprint or blend that does not exist"),
+        (_set("taken", 4, (0, 0, 3)), "action names an operation, slot, blueprint or blend that does not exist"),
         (_set("label", -1, (0, 0, 0)), "label names an operation"),
         (_swap("reward", lambda r: r.double()), "reward is torch.float64"),
-        (_swap("taken", lambda a: a[:, :, :3]), "taken is torch.int64"),
+        (_swap("taken", lambda a: a[:, :, :3]), "action is torch.int64"),
         (_swap("reward", lambda r: r[0]), "reward is not [episodes, steps]"),
         (_swap("reward", lambda r: r[:0]), "observation.overall is"),
         (_swap("masks.op", torch.zeros_like), "masks under which nothing can be decided"),
@@ -314,8 +333,8 @@ def test_content_that_would_teach_nonsense(
 def test_a_forbidden_decision_is_refused(tmp_path: Path) -> None:
     episodes = growth_episodes(slots=2, steps=3, draw=0)
     episodes.masks.blueprint[0, 1, 1, 0] = False
-    episodes.taken[0, 1] = torch.tensor([1, 0, 0, 1])  # GERMINATE at slot 1, which does not take blueprint 0 there
-    with pytest.raises(RecordingError, match="taken holds a decision that its masks forbid"):
+    episodes.action[0, 1] = torch.tensor([1, 0, 0, 1])  # GERMINATE at slot 1, which does not take blueprint 0 there
+    with pytest.raises(RecordingError, match="action holds a decision that its masks forbid"):
         append(tmp_path, episodes, growth_schema(), HERE)
-    episodes.taken[0, 1, 3] = 2  # PRUNE does not ask for a blueprint
+    episodes.action[0, 1, 3] = 2  # PRUNE does not ask for a blueprint
     append(tmp_path, episodes, growth_schema(), HERE)

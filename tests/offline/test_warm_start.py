@@ -40,37 +40,26 @@ def file(tmp_path: Path, cloned: Learned) -> Path:
 
 
 def agent(config: PPOConfig = CONFIG, network: NetworkConfig | None = None, seed: int = 5) -> PPOAgent:
-    env = OpConditional(16)
-    return PPOAgent(
-        new_network(network or toy_network(), seed),
-        config,
-        env.environments,
-        25,
-        env.slots,
-        env.blueprints,
-        seed=seed,
-        observation_normaliser=ObservationNormaliser(env.features, 0),
-    )
+    normaliser = ObservationNormaliser(OpConditional.features, 0)
+    return PPOAgent(new_network(network or toy_network(), seed), config, seed=seed, observation_normaliser=normaliser)
 
 
 def test_the_agent_begins_where_the_policy_stood(file: Path, cloned: Learned) -> None:
     ours = agent()
     start_from(ours, file)
     assert all(torch.equal(a, b) for a, b in zip(ours.network.parameters(), cloned.network.parameters(), strict=True))
-    env = OpConditional(16, seed=3)
-    now = rollout(env, ours, env.reset())
-    metrics = ours.update()
+    env = OpConditional(80, seed=3)
+    metrics = ours.update(rollout(env, ours))
     assert metrics["first_ratio_gap"] < 1e-5
     assert metrics["explained_variance"] > -1.0  # the critic came along
-    rollout(env, ours, now)
-    ours.update()
+    ours.update(rollout(env, ours))
     assert inspect_checkpoint(file).data["caller"] == {"learned_by": "a test"}
 
 
 def test_the_inputs_of_policy_and_teacher_stay_the_same(file: Path, cloned: Learned) -> None:
     ours = agent()
     start_from(ours, file)
-    env = OpConditional(16, seed=3)
+    env = OpConditional(80, seed=3)
     train(env, ours, 16 * 25 * 2)
     assert ours.observation_normaliser is not None
     for name, moments in cloned.units.observations.frozen.items():
@@ -87,9 +76,8 @@ def test_a_floor_may_be_set_for_a_policy_that_had_none(file: Path) -> None:
     ours = agent(network=replace(toy_network(), floor=0.02))
     start_from(ours, file)
     assert ours.network.config.floor == ours.teacher.config.floor == 0.02  # type: ignore[union-attr]
-    env = OpConditional(16, seed=3)
-    rollout(env, ours, env.reset())
-    assert ours.update()["first_ratio_gap"] < 1e-5
+    env = OpConditional(80, seed=3)
+    assert ours.update(rollout(env, ours)).first_ratio_gap < 1e-5
 
 
 def test_the_weight_of_the_teacher_falls_to_zero() -> None:
@@ -105,11 +93,11 @@ def test_a_strong_teacher_holds_the_policy(file: Path) -> None:
     def distance(teacher_kl: float) -> float:
         ours = agent(replace(CONFIG, teacher_kl=teacher_kl, teacher_updates=1000))
         start_from(ours, file)
-        env = OpConditional(16, seed=3)
+        env = OpConditional(80, seed=3)
         metrics = train(env, ours, 16 * 25 * 4)
         assert ours.teacher is not None
         observation, masks = env.reset()
-        state = ours.network.initial_state(16)
+        state = ours.network.initial_state(80)
         normalised = ours.observation_normaliser(observation)  # type: ignore[misc]
         theirs: FactoredPolicy = ours.teacher(normalised, masks, state).policy
         own: FactoredPolicy = ours.network(normalised, masks, state).policy
@@ -117,25 +105,6 @@ def test_a_strong_teacher_holds_the_policy(file: Path) -> None:
         return float(own.kl_from(theirs).sum(-1).mean().detach())
 
     assert distance(10.0) < 0.2 * distance(0.0)
-
-
-def test_a_teacher_needs_rows_that_begin_with_an_episode(file: Path) -> None:
-    env = OpConditional(16, seed=3)
-    ours = PPOAgent(
-        new_network(toy_network(), 0),
-        replace(CONFIG, teacher_kl=0.1),
-        16,
-        7,  # of episodes of 5 steps
-        env.slots,
-        env.blueprints,
-        observation_normaliser=ObservationNormaliser(env.features, 0),
-    )
-    start_from(ours, file)
-    now = rollout(env, ours, env.reset())
-    ours.update()
-    rollout(env, ours, now)
-    with pytest.raises(ValueError, match="rows that begin with an episode"):
-        ours.update()
 
 
 def test_a_policy_for_something_else_is_refused(file: Path, tmp_path: Path) -> None:
@@ -159,8 +128,8 @@ def test_a_warm_start_needs_less_than_half_of_the_steps(file: Path, cloned: Lear
 
     cold, warm = agent(seed=1), agent(seed=1)
     start_from(warm, file)
-    train(OpConditional(16, seed=1), cold, 6_400)
-    train(OpConditional(16, seed=1), warm, 3_200)
+    train(OpConditional(80, seed=1), cold, 6_400)
+    train(OpConditional(80, seed=1), warm, 3_200)
     assert score(warm) >= score(cold)
 
 

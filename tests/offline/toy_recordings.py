@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 from toy_environments import OpConditional
 
-from esper.agent.actor import Actor
-from esper.offline.episodes import Episodes, Schema, join
+from esper.agent.actor import PolicyActor
 from esper.offline.fitting import Learned
-from esper.offline.recorder import Tape
+from esper.offline.recording import Schema
 from esper.policy.network import NetworkConfig
+from esper.rollout.episodes import Episodes, join
+from esper.rollout.play import Decisions, play
 
 TOY = Schema(
     layout="op-conditional",
@@ -24,42 +26,48 @@ TOY = Schema(
 Teacher = Callable[[OpConditional, torch.Generator], Tensor]
 
 
-def waits(env: OpConditional, dice: torch.Generator) -> Tensor:
+def waits(env: OpConditional, rng: torch.Generator) -> Tensor:
     """3.75 of 5."""
     return torch.zeros(env.environments, 4, dtype=torch.int64)
 
 
-def at_random(env: OpConditional, dice: torch.Generator) -> Tensor:
+def at_random(env: OpConditional, rng: torch.Generator) -> Tensor:
     sizes = (env.slots, env.blueprints, env.blends, env.space.ops)
-    return torch.stack([torch.randint(0, k, (env.environments,), generator=dice) for k in sizes], dim=-1)
+    return torch.stack([torch.randint(0, k, (env.environments,), generator=rng) for k in sizes], dim=-1)
 
 
-def half_knows(env: OpConditional, dice: torch.Generator) -> Tensor:
+def half_knows(env: OpConditional, rng: torch.Generator) -> Tensor:
     """Sees when to grow, and gets each of slot, blueprint and blend right half of the time, else guesses."""
     wanted = torch.stack([*env.wanted, env.asked.long()], dim=-1)
-    guess = torch.rand(wanted.shape, generator=dice) < 0.5
+    guess = torch.rand(wanted.shape, generator=rng) < 0.5
     guess[:, 3] = False
-    return torch.where(guess, at_random(env, dice), wanted)
+    return torch.where(guess, at_random(env, rng), wanted)
 
 
 TEACHERS: dict[str, Teacher] = {"waits": waits, "random": at_random, "half knows": half_knows}
 
 
+class TeacherActor:
+    """A teacher, overruled with probability `noise`."""
+
+    def __init__(self, name: str, env: OpConditional, noise: float, seed: int) -> None:
+        self.name, self.env, self.noise = name, env, noise
+        self.rng = torch.Generator().manual_seed(1000 + seed)
+
+    def reset(self, draws: Sequence[int]) -> None: ...
+
+    def act(self, *seen: object) -> Decisions:
+        label = TEACHERS[self.name](self.env, self.rng)
+        explores = torch.rand(len(label), generator=self.rng) < self.noise
+        action = torch.where(explores[:, None], at_random(self.env, self.rng), label)
+        uses = torch.tensor(self.env.space.uses)
+        return Decisions(action * uses[action[:, 3]], label * uses[label[:, 3]])
+
+
 def record_toy(name: str, episodes: int, noise: float, seed: int) -> Episodes:
-    env, dice = OpConditional(episodes, seed), torch.Generator().manual_seed(1000 + seed)
-    observation, masks = env.reset()
-    tape = Tape()
-    for _ in range(env.length):
-        label = TEACHERS[name](env, dice)
-        explores = torch.rand(episodes, generator=dice) < noise
-        taken = torch.where(explores[:, None], at_random(env, dice), label)
-        uses = torch.tensor(env.space.uses)
-        step = env.step(taken)
-        acted = torch.ones(episodes, dtype=torch.bool)
-        label, taken = label * uses[label[:, 3]], taken * uses[taken[:, 3]]
-        tape.note(observation, masks, label, taken, step.reward, step.terminated, acted)
-        observation, masks = step.observation, step.masks
-    return tape.episodes(torch.arange(episodes) + 1_000_000 * seed, name)
+    env = OpConditional(episodes, seed)
+    draws = range(1_000_000 * seed, 1_000_000 * seed + episodes)
+    return replace(play(env, TeacherActor(name, env, noise, seed), draws), final=None)
 
 
 def toy_mixture(episodes: int, noise: float, seed: int) -> Episodes:
@@ -75,11 +83,5 @@ def toy_score(learned: Learned, episodes: int = 200, seed: int = 9) -> list[floa
     """Returns without luck, of each of `episodes` episodes: 5 is perfect. The same problems for the same seed."""
     env = OpConditional(episodes, seed)
     env.luck = 0.0
-    actor = Actor(learned.network, episodes, learned.units.observations)
-    observation, masks = env.reset()
-    total = torch.zeros(episodes)
-    for _ in range(env.length):
-        step = env.step(actor.act(observation, masks))
-        total += step.reward
-        observation, masks = step.observation, step.masks
-    return total.tolist()
+    actor = PolicyActor(learned.network, learned.units.observations)
+    return play(env, actor, range(episodes)).returns().tolist()

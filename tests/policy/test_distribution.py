@@ -308,9 +308,15 @@ def test_live_weights_carry_no_gradient_to_the_operation():
     ],
 )
 def test_validation_names_environment_step_and_head(head, change):
-    shapes = ((4, OPS), (4, OPS, SLOTS), (4, SLOTS, BLUEPRINTS), (4, SLOTS, BLENDS))
-    masks = ActionMasks(*(torch.ones(s, dtype=torch.bool) for s in shapes))
-    validate_masks(masks, GROWTH_ACTIONS.table(), step=7)
-    change(masks)
+    shapes = ((OPS,), (OPS, SLOTS), (SLOTS, BLUEPRINTS), (SLOTS, BLENDS))
+    masks = ActionMasks(*(torch.ones((4, 9, *s), dtype=torch.bool) for s in shapes))
+    valid = torch.ones(4, 9, dtype=torch.bool)
+    validate_masks(masks, GROWTH_ACTIONS.table(), valid)
+    at_the_step = ActionMasks(*(tensor[:, 7] for tensor in (masks.op, masks.slot, masks.blueprint, masks.blend)))
+    change(at_the_step)
+    with pytest.raises(InvalidMaskError, match=f"environment 2: the {head} head"):
+        validate_masks(at_the_step, GROWTH_ACTIONS.table())
     with pytest.raises(InvalidMaskError, match=f"environment 2 at step 7: the {head} head"):
-        validate_masks(masks, GROWTH_ACTIONS.table(), step=7)
+        validate_masks(masks, GROWTH_ACTIONS.table(), valid)
+    valid[2, 7] = False  # it did not happen
+    validate_masks(masks, GROWTH_ACTIONS.table(), valid)

@@ -1,4 +1,4 @@
-"""The network: shapes, slots as a set, explicit state, packed rows equal to a step-by-step loop, initialisation.
+"""The network: shapes, slots as a set, explicit state, whole rows equal to a step-by-step loop, initialisation.
 
 Covers: R002, R003, R032, R040, R041, R044, R047, R056, R084, R090, R091, R095, R113, R127, R129, R130, R154
 """
@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from esper.actions import HEAD_NAMES
 from esper.env.spaces import ActionMasks, Observation
-from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
-from esper.policy.recurrence import Packing, RecurrentState
+from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig, RecurrentState
 
 CONFIG = NetworkConfig(overall_features=10, slot_features=6, blueprints=8, policy_gain=1.0)
 
@@ -114,39 +113,22 @@ def test_value_does_not_depend_on_masks_and_bootstrapping_disturbs_nothing(netwo
     assert torch.equal(state.cell, before[1])
 
 
-def by_steps(network, observation, masks, state, starts):
-    """The obvious form: one step at a time, state zeroed where an episode starts."""
-    values, ops = [], []
-    for t in range(starts.shape[1]):
-        state = state.keep(~starts[:, t])
-        out = network(at(observation, (slice(None), t)), masks_at(masks, (slice(None), t)), state)
-        state = out.state
-        values.append(out.value)
-        ops.append(out.policy.op)
-    return torch.stack(values, 1), torch.stack(ops, 1)
-
-
 @settings(max_examples=25, deadline=None)
-@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 9), st.floats(0.0, 1.0))
-def test_packed_rows_equal_stepping_with_resets(network, seed, rows, steps, often):
+@given(st.integers(0, 10_000), st.integers(1, 5), st.integers(1, 9))
+def test_whole_rows_equal_stepping(network, seed, rows, steps):
+    """The obvious form: one step at a time, the state handed on."""
     torch.manual_seed(seed)
     observation, masks = random_input((rows, steps))
-    starts = torch.rand(rows, steps) < often
     state = RecurrentState(torch.randn(1, rows, CONFIG.hidden), torch.randn(1, rows, CONFIG.hidden))
     with torch.no_grad():
-        out = network(observation, masks, state, Packing.of(starts))
-        values, ops = by_steps(network, observation, masks, state, starts)
-    assert torch.allclose(out.value, values, atol=1e-5)
-    assert torch.allclose(out.policy.op, ops, atol=1e-5)
-
-
-def test_rows_without_resets_need_no_packing(network):
-    observation, masks = random_input((3, 7))
-    state = network.initial_state(3)
-    plain = network(observation, masks, state)
-    packed = network(observation, masks, state, Packing.of(torch.zeros(3, 7, dtype=torch.bool)))
-    assert torch.allclose(plain.value, packed.value, atol=1e-6)
-    assert plain.state.hidden.shape == (1, 3, CONFIG.hidden)
+        whole = network(observation, masks, state)
+        for t in range(steps):
+            out = network(at(observation, (slice(None), t)), masks_at(masks, (slice(None), t)), state)
+            state = out.state
+            assert torch.allclose(whole.value[:, t], out.value, atol=1e-5)
+            assert torch.allclose(whole.policy.op[:, t], out.policy.op, atol=1e-5)
+    assert torch.allclose(whole.state.hidden, state.hidden, atol=1e-5)
+    assert state.hidden.shape == (1, rows, CONFIG.hidden)
 
 
 def test_every_parameter_receives_gradient(network):

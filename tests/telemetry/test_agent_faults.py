@@ -30,15 +30,15 @@ def train(
     config: PPOConfig, updates: int, fault: Callable[[PPOAgent], None] = lambda agent: None, at: int = 10
 ) -> set[str]:
     """Names of the anomalies of a run of `updates` updates, the fault made in update `at`."""
-    env = CartPoleWithoutVelocities(8)
-    agent = make_agent(env, config, steps=32, hidden=32)
+    env = CartPoleWithoutVelocities(8, length=128)
+    agent = make_agent(env, config, hidden=32)
     detector = AnomalyDetector(config.max_grad_norm)
-    now, found = env.reset(), set()
+    found: set[str] = set()
     for update in range(1, updates + 1):
         if update == at:
             fault(agent)
-        now = rollout(env, agent, now)
-        found |= {anomaly.name for anomaly in detector.check_all(agent.update(), update / updates)}
+        metrics = agent.update(rollout(env, agent, 256))
+        found |= {anomaly.name for anomaly in detector.check_all(metrics, update / updates)}
     return found
 
 
@@ -80,9 +80,9 @@ def test_a_fault_is_found(fault: Callable[[PPOAgent], None], at: int, expected: 
 def test_the_detector_reads_names_that_the_agent_writes() -> None:
     """A metric that is renamed there would silently blind a detector here."""
     env = OpConditional(4)
-    agent = make_agent(env, HEALTHY, steps=5, hidden=32)
-    rollout(env, agent, env.reset())
-    written, read = agent.update(), set()
+    agent = make_agent(env, HEALTHY, hidden=32)
+    episodes = rollout(env, agent)
+    written, read = agent.update(episodes), set()
 
     class Watched(dict[str, float]):
         def get(self, key: str, default: float | None = None) -> float:  # type: ignore[override]
@@ -102,10 +102,10 @@ def test_the_detector_reads_names_that_the_agent_writes() -> None:
 
 def test_a_watch_sees_every_step_of_the_agents_optimizer() -> None:
     env = OpConditional(4)
-    agent = make_agent(env, HEALTHY, steps=5, hidden=32)
-    rollout(env, agent, env.reset())
+    agent = make_agent(env, HEALTHY, hidden=32)
+    episodes = rollout(env, agent)
     with GradientWatch(agent.optimizer, agent.network, agent.config.max_grad_norm) as watch:
-        metrics = agent.update()
+        metrics = agent.update(episodes)
         assert len(watch._steps) == metrics["optimizer_steps"] > 0
         found = watch.metrics()
     norms = torch.tensor([found[f"gradient/{name}"] for name, _ in agent.network.named_parameters()])

@@ -18,8 +18,8 @@ import pytest
 from esper.cli import main
 from esper.cli.train import Train
 from esper.config import COUNTS, ConfigError, read_table, settings_from
-from esper.offline.episodes import Episodes
 from esper.offline.recording import Recording
+from esper.rollout.episodes import Episodes
 from esper.training.run_folder import RunFolder
 from esper.training.train_config import PRESETS, TrainConfig, read_train_config
 
@@ -86,7 +86,7 @@ def test_a_damaged_configuration_is_refused_or_sound(tmp_path: Path) -> None:
         accepted += 1
         assert_sound(config)
         with suppress(ValueError, OSError):
-            config.family().draw(config.numbers(1)[0])  # what `esper train --resume` does next
+            config.family().draw(config.draw_ids(1)[0])  # what `esper train --resume` does next
     assert accepted < CASES / 2
     assert longest < 1_500
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import threading
 from collections.abc import Sequence
 from dataclasses import replace
@@ -87,7 +88,7 @@ def test_results_do_not_depend_on_the_processes(results: Results) -> None:
     jobs = jobs_for(FAMILY, WHO, range(3), batch=2)
     again = run_jobs(jobs, workers=2, progress=lambda job, done: seen.append((job.label, len(done))))
     assert timeless(again) == timeless(results)
-    assert sorted(seen) == sorted((job.label, len(job.numbers)) for job in jobs)
+    assert sorted(seen) == sorted((job.label, len(job.draws)) for job in jobs)
 
 
 def test_growing_was_worth_it_and_paid_its_rent(results: Results) -> None:
@@ -156,7 +157,7 @@ def test_trouble_in_a_worker_reaches_the_parent() -> None:
     worker = threading.Thread(target=_serve, args=(theirs, fail))  # a thread will do: nothing dies here
     worker.start()
     ours.send("this")
-    answer = ours.recv()
+    answer = pickle.loads(ours.recv_bytes())
     ours.close()
     worker.join(timeout=10)
     assert not worker.is_alive()  # it ended with its parent
@@ -207,7 +208,7 @@ def test_a_network_that_two_plans_share_is_trained_once() -> None:
     plans = {"a": {0: Static(), 1: Static(ratio=2.0)}, "b": {1: Static(ratio=2.0), 2: Static()}}
     known = {(0, Static()): None}
     jobs = control_jobs(FAMILY, plans, known)  # type: ignore[arg-type]
-    assert [job.numbers for job in jobs] == [(1,), (2,)]
+    assert [job.draws for job in jobs] == [(1,), (2,)]
 
 
 @pytest.mark.parametrize("ratio", [1.5, 4.0, 8.0])

@@ -25,8 +25,7 @@ from esper.env.reward.detectors import Finding, Kind
 from esper.env.reward.traces import SeedTrace
 from tiny_family import TinyFamily
 
-from esper.agent.actor import Actor
-from esper.agent.buffer import map_masks, map_observation
+from esper.agent.actor import PolicyActor
 from esper.agent.config import PPOConfig
 from esper.agent.policies import unpack_policy
 from esper.cli import main
@@ -34,11 +33,12 @@ from esper.engine.precision import Precision
 from esper.env.growth_env import GrowthEnv
 from esper.env.reward import RewardConfig
 from esper.env.situation import SlotView
+from esper.rollout.episodes import map_tensors
 from esper.telemetry.recorder import RunRecorder, StoreRecorder
 from esper.telemetry.records import Event
 from esper.telemetry.store import STORE_NAME, RunStore
 from esper.training.catalogue import make_controller
-from esper.training.fleet import Fleet, Play, Player, dice_for
+from esper.training.fleet import Fleet, PolicyJob, PolicyPlayer, seeds_for
 from esper.training.loop import Trainer
 from esper.training.own.grow import grow_task
 from esper.training.run_folder import RunFolder, RunFolderError
@@ -115,21 +115,21 @@ def test_precision_and_compilation_reach_the_environments_in_every_process(monke
     def notice(*arguments: object, precision: Precision, compiled: bool, **settings: object) -> None:
         raise NoticedError(precision, compiled)
 
-    sent: list[Player] = []
+    sent: list[PolicyPlayer] = []
     monkeypatch.setattr("esper.training.fleet.start_workers", lambda players: sent.extend(players) or [])
     monkeypatch.setattr("esper.training.fleet.GrowthEnv", notice)
     Trainer(replace(TINY, precision=Precision.BF16, compiled=True), workers=2).close()
     assert len(sent) == 2
     for player in sent:
         with pytest.raises(NoticedError) as noticed:
-            pickle.loads(pickle.dumps(player))(Play(b"", (0,), False, None))
+            pickle.loads(pickle.dumps(player))(PolicyJob(b"", (0,), False, None))
         assert noticed.value.args == (Precision.BF16, True)
 
 
 def test_many_environments_are_many_single_ones() -> None:
     """The episodes of a rollout do not know of each other: each equals the same draw played alone."""
     config = replace(TINY, envs=3, updates=1, evaluate_every=0)
-    numbers, actions = config.numbers(1), torch.zeros(3, 4, dtype=torch.int64)
+    numbers, actions = config.draw_ids(1), torch.zeros(3, 4, dtype=torch.int64)
     together = GrowthEnv(config.family(), 3)
     together.reset(numbers)
     all_rewards = [together.step(actions).reward for _ in range(5)]
@@ -141,20 +141,22 @@ def test_many_environments_are_many_single_ones() -> None:
 
 
 def test_what_was_played_elsewhere_is_what_the_agent_learns_from() -> None:
-    """Its own probabilities of the actions that a copy of it took: the replay agrees with the playing."""
+    """The probabilities of the actions that a copy of it took are its own: the replay agrees with the playing."""
     config = replace(TINY, envs=3, updates=1, evaluate_every=0)
     trainer = Trainer(config)
-    dice = dice_for(config.seed, 1, 3)
-    rollout = trainer.fleet.play(trainer._policy(), config.numbers(1), dice=dice)
-    assert rollout.episodes.taken.shape[:2] == (3, config.family().horizon)
-    network, normaliser = unpack_policy(trainer._policy())
-    actor = Actor(network, 1, normaliser, deterministic=False, seed=dice[1])
-    for step in rollout.steps():
-        seen = map_observation(step.observation, lambda x: x[1:2])
-        assert torch.equal(actor.act(seen, map_masks(step.masks, lambda x: x[1:2])), step.action[1:2])
-    alone = trainer.fleet.play(trainer._policy(), config.numbers(1)[1:2], dice=dice[1:2])
-    assert torch.equal(alone.episodes.reward[0], rollout.episodes.reward[1])
-    assert len(set(dice)) == 3
+    seeds = seeds_for(config.seed, 1, 3)
+    episodes = trainer.fleet.play(trainer._policy(), config.draw_ids(1), seeds=seeds)
+    assert episodes.action.shape[:2] == (3, config.family().horizon)
+    assert [len(row) for row in episodes.reports] == episodes.lengths.tolist()
+    actor = PolicyActor(*unpack_policy(trainer._policy()), seeds[1])
+    actor.reset([0])
+    for t in range(episodes.action.shape[1]):
+        seen, masks = (map_tensors(r, lambda x, t=t: x[1:2, t]) for r in (episodes.observation, episodes.masks))
+        assert torch.equal(actor.act((), seen, masks).action, episodes.action[1:2, t])
+    alone = trainer.fleet.play(trainer._policy(), config.draw_ids(1)[1:2], seeds=seeds[1:2])
+    assert torch.equal(alone.reward[0], episodes.reward[1])
+    assert len(set(seeds)) == 3
+    assert trainer.agent.update(episodes)["first_ratio_gap"] < 1e-5
 
 
 def test_everything_is_in_the_store(uninterrupted: Path) -> None:

@@ -1,16 +1,18 @@
-"""A trained policy at work: it acts and remembers, and does not learn. What a comparison or a controller runs."""
+"""A learned policy as an actor: it decides and remembers, and does not learn."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from esper.agent.normalisers import ObservationNormaliser
+from esper.env.situation import Situation
 from esper.env.spaces import ActionMasks, Observation
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput
+from esper.rollout.play import Decisions
 
 
 def exact(device: torch.device) -> AbstractContextManager[Any]:
@@ -22,38 +24,40 @@ def exact(device: torch.device) -> AbstractContextManager[Any]:
     return flags
 
 
-class Actor:
-    """Keeps the recurrent state of `environments` environments; the network and the normaliser are only read."""
+class PolicyActor:
+    """Holds the recurrent state of the episodes it acts in; the network and the normaliser are only read."""
+
+    name = "policy"
 
     def __init__(
         self,
         network: FactoredRecurrentActorCritic,
-        environments: int,
-        observation_normaliser: ObservationNormaliser | None = None,
-        deterministic: bool = True,
-        seed: int = 0,
+        normaliser: ObservationNormaliser | None = None,
+        seed: int | None = None,
     ) -> None:
-        self.network = network
-        self.observation_normaliser = observation_normaliser
-        self.deterministic = deterministic
-        self.generator = torch.Generator(network.uses.device).manual_seed(seed)
-        self.state = network.initial_state(environments)
+        """`seed` of the draws from the policy; None takes the most probable action."""
+        self.network, self.normaliser, self.seed = network, normaliser, seed
+        self.generator = torch.Generator(network.uses.device)
+        self.reset(())
 
-    def act(self, observation: Observation, masks: ActionMasks) -> Tensor:
-        """[N, heads] int64."""
-        return self.act_with_output(observation, masks)[0]
+    def reset(self, draws: Sequence[int]) -> None:
+        self.state = self.network.initial_state(len(draws))
+        self.generator.manual_seed(self.seed or 0)
+
+    def act(self, situations: Sequence[Situation], observation: Observation, masks: ActionMasks) -> Decisions:
+        out = self.forward(observation, masks)
+        with torch.inference_mode():
+            if self.seed is None:
+                action = out.policy.mode()
+                return Decisions(action, action, value=out.value)
+            action, log_prob = out.policy.sample(self.generator)
+            return Decisions(action, action, log_prob, out.value)
 
     @torch.inference_mode()
-    def act_with_output(self, observation: Observation, masks: ActionMasks) -> tuple[Tensor, NetworkOutput]:
-        """The actions, and what the network put out: for whoever asks why."""
-        seen = observation if self.observation_normaliser is None else self.observation_normaliser(observation)
+    def forward(self, observation: Observation, masks: ActionMasks) -> NetworkOutput:
+        """One step of the network, from the memory of the steps before it."""
+        seen = observation if self.normaliser is None else self.normaliser(observation)
         with exact(self.network.uses.device):
-            out = self.network(seen, masks, self.state)
+            out: NetworkOutput = self.network(seen, masks, self.state)
         self.state = out.state
-        action: Tensor = out.policy.mode() if self.deterministic else out.policy.sample(self.generator)[0]
-        return action, out
-
-    @torch.inference_mode()
-    def episode_ended(self, done: Tensor) -> None:
-        """Forget what belongs to environments whose episode is over, [N] bool."""
-        self.state = self.state.keep(~done)
+        return out

@@ -16,12 +16,11 @@ from torch import Tensor
 
 from esper.actions import HEAD_NAMES
 from esper.agent.diagnostics import NumericalStabilityReport, RatioExplosionDiagnostic
-from esper.policy.recurrence import RecurrentState
+from esper.policy.network import RecurrentState
 from esper.telemetry.records import Event
 
 if TYPE_CHECKING:
-    from esper.agent.buffer import RolloutBatch
-    from esper.agent.update import Part
+    from esper.agent.update import Batch, Part
 
 HEADS = len(HEAD_NAMES)
 GRADIENT_GROUPS = (*HEAD_NAMES, "value", "trunk")
@@ -110,7 +109,7 @@ class Metric:
     """How the numbers of two parts become one."""
     over: Callable[[Tensor], Tensor] = _mean
     """From the numbers of all minibatches, [M, …] on the host, to the update's."""
-    rollout: Callable[[RolloutBatch], Tensor] | None = None
+    rollout: Callable[[Batch], Tensor] | None = None
     """Of the rollout before advantages and values are normalised."""
     state: Callable[[RecurrentState], Tensor] | None = None
     """Of the recurrent state after the last step; nothing is logged where there is none."""
@@ -303,9 +302,7 @@ def _peak_memory(device: torch.device) -> int:
 
 
 @torch.no_grad()
-def measure(
-    formula: Literal["part", "rollout", "state"], subject: Part | RolloutBatch | RecurrentState
-) -> dict[str, Tensor]:
+def measure(formula: Literal["part", "rollout", "state"], subject: Part | Batch | RecurrentState) -> dict[str, Tensor]:
     """The numbers of every metric with this formula, on the device."""
     formulas = ((name, getattr(metric, formula)) for name, metric in METRICS.items())
     return {name: evaluate(subject).detach() for name, evaluate in formulas if evaluate is not None}

@@ -1,10 +1,10 @@
 """Running statistics: of observations (what the policy sees) and of returns (what the critic predicts).
 
-Not thread-safe and not meant to be: one agent owns a normaliser and calls it from one thread; ranks are merged with
-`Reducer`. Moments are kept in float64, whatever the data.
+Not thread-safe and not meant to be: one agent owns a normaliser and calls it from one thread. Moments are kept in
+float64, whatever the data.
 
-An observation normaliser is frozen during a rollout. What it sees is gathered on the side and merged by `commit` just
-before the update, so every stored observation is exactly the one the policy saw, and the next rollout uses one set.
+An observation normaliser is frozen during a rollout: the agent takes in a rollout's observations when it learns from
+them, after it has normalised them as the policy saw them. The next rollout uses one set of statistics.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor, nn
 
-from esper.agent.distributed import Reducer, SingleProcess
 from esper.env.spaces import Observation
 
 LEAST_STD = 1e-4
@@ -52,7 +51,7 @@ class RunningMoments:
         return self.variance.sqrt().clamp(min=self.least_std)
 
     def merge(self, count: Tensor, mean: Tensor, variance: Tensor) -> None:
-        """Take in another set of moments: a batch, or another rank's. Branch-free, so no device synchronisation."""
+        """Take in another set of moments. Branch-free, so no device synchronisation."""
         total = self.count + count
         share = count / total.clamp(min=1.0)
         if self.momentum is not None:
@@ -86,19 +85,6 @@ def moments(batch: Tensor, where: Tensor | None = None) -> tuple[Tensor, Tensor,
     return count, mean, variance
 
 
-def over_ranks(count: Tensor, mean: Tensor, variance: Tensor, reducer: Reducer) -> tuple[Tensor, Tensor, Tensor]:
-    """The moments of all ranks' rows together, from each rank's own."""
-    if reducer.ranks == 1:
-        return count, mean, variance
-    sums = torch.cat((count[None], count * mean, count * (variance + mean * mean)))
-    sums = reducer.mean(sums) * reducer.ranks
-    features = mean.numel()
-    total = sums[0]
-    joint = sums[1 : 1 + features] / total.clamp(min=1.0)
-    spread = sums[1 + features :] / total.clamp(min=1.0) - joint * joint
-    return total, joint, spread.clamp(min=0.0)
-
-
 class ObservationNormaliser:
     """Standardises `overall` and `slots`, feature by feature; slots share statistics because they share weights."""
 
@@ -107,7 +93,6 @@ class ObservationNormaliser:
     ) -> None:
         widths = {"overall": overall, "slots": slots}
         self.frozen = {name: RunningMoments(width, momentum, device) for name, width in widths.items()}
-        self._pending = {name: RunningMoments(width, None, device) for name, width in widths.items()}
         self.fixed = False
         """Keep the statistics as they are, whatever is seen: for an agent that started from somebody's policy."""
 
@@ -124,23 +109,13 @@ class ObservationNormaliser:
         moments = self.frozen[name]
         return ((x - moments.mean.float()) / moments.std.float()).clamp(-CLIP, CLIP)
 
-    def gather(self, observation: Observation, valid: Tensor | None = None) -> None:
-        """Note raw observations for the next `commit`; padding and invalid environments are left out."""
+    def update(self, observation: Observation, valid: Tensor) -> None:
+        """Take in raw observations; padding and steps that are not valid are left out."""
         if self.fixed:
             return
-        present = observation.present if valid is None else observation.present & valid[..., None]
-        self._pending["overall"].update(observation.overall, valid)
-        if present.numel():
-            self._pending["slots"].update(observation.slots, present)
-
-    def commit(self, reducer: Reducer | None = None) -> None:
-        """Merge what was gathered, over all ranks, and start gathering anew."""
-        for name, pending in self._pending.items():
-            gathered = over_ranks(pending.count, pending.mean, pending.variance, reducer or SingleProcess())
-            self.frozen[name].merge(*gathered)
-            pending.count = torch.zeros_like(pending.count)
-            pending.mean = torch.zeros_like(pending.mean)
-            pending.variance = torch.ones_like(pending.variance)
+        self.frozen["overall"].update(observation.overall, valid)
+        if observation.present.numel():
+            self.frozen["slots"].update(observation.slots, observation.present & valid[..., None])
 
     def state(self) -> dict[str, Tensor]:
         return {f"{name}/{key}": t for name, kept in self.frozen.items() for key, t in kept.state().items()}
@@ -176,10 +151,10 @@ class ValueNormaliser:
         return self._cached[1], self._cached[2]
 
     @torch.no_grad()
-    def update(self, returns: Tensor, valid: Tensor, last: nn.Linear, reducer: Reducer | None = None) -> None:
+    def update(self, returns: Tensor, valid: Tensor, last: nn.Linear) -> None:
         """Take in a rollout's returns [N, T] and rescale the critic's last layer to match."""
         mean, std = self.moments.mean, self.moments.std
-        self.moments.merge(*over_ranks(*moments(returns[..., None], valid), reducer or SingleProcess()))
+        self.moments.update(returns[..., None], valid)
         new_mean, new_std = self.moments.mean, self.moments.std
         last.weight.copy_(last.weight.double() * (std / new_std))
         last.bias.copy_((last.bias.double() * std + mean - new_mean) / new_std)

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from esper.actions import Action
-from esper.agent.actor import Actor
+from esper.agent.actor import PolicyActor
 from esper.agent.checkpoints import (
     POLICY_PARTS,
     Checkpoint,
@@ -251,7 +251,7 @@ class LearnedController:
         self.normaliser = normaliser
         self.value_units = value_units
         """What turns the critic's output into points of reward; without it nothing is said of what is expected."""
-        self._actor: Actor | None = None
+        self._actor: PolicyActor | None = None
 
     @classmethod
     def load(cls, path: Path) -> LearnedController:
@@ -283,12 +283,13 @@ class LearnedController:
             raise ValueError(
                 f"this policy has room for {room} kinds of seed and {needed} are registered: train one with them"
             )
-        self._actor = Actor(self.network, len(seeds), self.normaliser)
+        self._actor = PolicyActor(self.network, self.normaliser)
+        self._actor.reset(seeds)
 
     def decide(self, situations: Sequence[Situation]) -> list[Action]:
         if self._actor is None:
             raise RuntimeError("reset the controller before it decides")
         observation, masks = as_tensors(situations)
-        actions, out = self._actor.act_with_output(observation, masks)
+        out = self._actor.forward(observation, masks)
         returns = None if self.value_units is None else self.value_units.to_returns(out.value)
-        return with_reasons(actions, out.policy, returns, situations)
+        return with_reasons(out.policy.mode(), out.policy, returns, situations)

@@ -1,25 +1,23 @@
-"""The agent: four verbs around a network, a buffer and an optimizer.
+"""The agent: a network, an optimizer, and what turns episodes into a PPO update.
 
-    act               decide for all environments (once: value, probabilities and action come from one pass)
-    process_env_step  note what the decision led to
-    compute_returns   close the rollout with the value of where it stopped
-    update            learn from it, forget it
+    actor     decides with the agent's network, for `play`
+    replay    episodes as the update reads them: the policy's distributions again, advantages and returns
+    update    learn from episodes
 
-It keeps the recurrent state of the environments it acts for and nothing else about them.
+Every episode begins with an empty memory, so between two updates the agent holds nothing about an environment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.agent.actor import exact
-from esper.agent.buffer import RolloutBatch, RolloutBuffer, RolloutStep
+from esper.agent.actor import PolicyActor, exact
 from esper.agent.checkpoints import (
     DamagedCheckpointError,
     check_same_network,
@@ -29,50 +27,30 @@ from esper.agent.checkpoints import (
 )
 from esper.agent.compiled import CompiledForward
 from esper.agent.config import ADAM_EPSILON, PPOConfig
-from esper.agent.distributed import Reducer, SingleProcess
-from esper.agent.gae import against_siblings
+from esper.agent.gae import advantages, against_siblings
 from esper.agent.metrics import UpdateMetrics, collect, measure_state
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.agent.policies import load_policy_tensors, policy_tensors, read_policy, tensors_under
-from esper.agent.update import Forward, ppo_update, prepare
+from esper.agent.update import Batch, Forward, ppo_update, prepare
 from esper.env.spaces import ActionMasks, Observation
 from esper.errors import first_line
-from esper.policy.distribution import FactoredPolicy, validate_masks
-from esper.policy.network import FactoredRecurrentActorCritic
-from esper.policy.recurrence import RecurrentState
+from esper.policy.distribution import validate_masks
+from esper.policy.network import FactoredRecurrentActorCritic, RecurrentState
+from esper.rollout.episodes import Episodes, map_tensors
 from esper.telemetry.gradients import one_device
 
 
-@dataclass(frozen=True, slots=True)
-class _Decision:
-    """Between `act` and `process_env_step`."""
-
-    seen: Observation
-    raw: Observation
-    masks: ActionMasks
-    policy: FactoredPolicy
-    action: Tensor
-    log_prob: Tensor
-    value: Tensor
-    before: RecurrentState
-    after: RecurrentState
-
-
 class PPOAgent:
-    """PPO for `environments` parallel environments and rollouts of at most `steps` steps."""
+    """PPO for one network, on one device."""
 
     def __init__(
         self,
         network: FactoredRecurrentActorCritic,
         config: PPOConfig,
-        environments: int,
-        steps: int,
-        slots: int,
-        blueprints: int,
+        *,
         seed: int = 0,
         device: torch.device | str = "cpu",
         observation_normaliser: ObservationNormaliser | None = None,
-        reducer: Reducer | None = None,
     ) -> None:
         self.device = torch.device(device)
         self.network = network.to(self.device)
@@ -81,173 +59,110 @@ class PPOAgent:
         self._compiled = CompiledForward(network) if config.compile else None
         self._forward: Forward = self._compiled or network
         self.config = config
-        self.buffer = RolloutBuffer(network, environments, steps, slots, blueprints)
         self.observation_normaliser = observation_normaliser
         self.value_normaliser = ValueNormaliser(config.value_momentum, self.device)
         self.optimizer = make_optimizer(network, config)
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.reducer: Reducer = reducer or SingleProcess()
-        self.state = network.initial_state(environments)
+        """Of the permutations that minibatches are made by."""
         self.update_count = 0
         """Calls of `update`; epochs and gradient steps are counted in the metrics."""
-        self._start = torch.ones(environments, dtype=torch.bool, device=self.device)
-        self._everywhere = torch.ones_like(self._start)
-        self._unknown = torch.full((environments,), torch.nan, device=self.device)
-        self._acted = self.state
-        """The memory of the last step, before the ends of episodes cleared it: what health is measured on."""
-        self._decision: _Decision | None = None
-        self._batch: RolloutBatch | None = None
         self.teacher: FactoredRecurrentActorCritic | None = None
         """A frozen policy for the same observations that the update stays close to, as far as `teacher_kl` asks."""
 
-    @torch.inference_mode()
-    def act(self, observation: Observation, masks: ActionMasks, taken: Tensor | None = None) -> Tensor:
-        """A decision for each environment, [N, heads] int64, drawn once and remembered.
+    def actor(self, seed: int | None = None) -> PolicyActor:
+        """What `play` needs. `seed` of the draws from the policy; None takes the most probable action."""
+        return PolicyActor(self.network, self.observation_normaliser, seed)
 
-        `taken` [N, heads] is one that a copy of this very policy has drawn and carried out elsewhere.
-        """
-        if self.buffer.full:
-            raise RuntimeError("the rollout is full: compute_returns() and update() before acting on")
-        if self.config.validate_masks:
-            validate_masks(masks, self.network.uses, self.buffer.length)
-        seen = observation if self.observation_normaliser is None else self.observation_normaliser(observation)
-        with exact(self.device):
-            out = self._forward(seen, masks, self.state)
-        assert out.state is not None
-        action, log_prob = out.policy.sample(self.generator) if taken is None else (taken, out.policy.log_prob(taken))
-        self._decision = _Decision(
-            seen=seen,
-            raw=observation,
-            masks=masks,
-            policy=out.policy,
-            action=action,
-            log_prob=log_prob,
-            value=self.value_normaliser.to_returns(out.value),
-            before=self.state,
-            after=out.state,
-        )
-        return action
-
-    @property
-    def decided(self) -> tuple[Tensor, Tensor]:
-        """Of the decision that waits for its outcome: log-probabilities [N, heads] and values [N], for the record."""
-        if self._decision is None:
-            raise RuntimeError("nothing is decided: act() first")
-        return self._decision.log_prob, self._decision.value
-
-    @torch.inference_mode()
-    def process_env_step(
-        self,
-        reward: Tensor,
-        terminated: Tensor,
-        truncated: Tensor,
-        valid: Tensor | None = None,
-        final_observation: Observation | None = None,
-    ) -> None:
-        """Note what the last decision led to; all [N].
-
-        `final_observation` is the post-action observation of environments that were truncated (other rows are not
-        read): its value, under the state the policy would have had there, stands for the rest of the episode. A
-        truncated step without it is refused by `compute_returns`, which need not wait for the device at every step.
-        """
-        decision = self._decision
-        if decision is None:
-            raise RuntimeError("process_env_step() without an act() before it")
-        done = terminated | truncated
-        step = RolloutStep(
-            observation=decision.seen,
-            masks=decision.masks,
-            policy=decision.policy,
-            action=decision.action,
-            log_prob=decision.log_prob,
-            value=decision.value,
-            start=self._start,
-            reward=reward,
-            terminated=terminated,
-            truncated=truncated,
-            bootstrap=self._unknown if final_observation is None else self._value(final_observation, decision.after),
-            valid=self._everywhere if valid is None else valid,
-        )
-        self.buffer.add(step, decision.before)
+    def update(self, episodes: Episodes) -> UpdateMetrics:
+        """Learn from episodes that this policy has just played."""
+        episodes = episodes.to(self.device)
+        batch, memory = self.replay(episodes)
         if self.observation_normaliser is not None:
-            self.observation_normaliser.gather(decision.raw, valid)
-        self._start = done if valid is None else done | ~valid
-        self._acted = decision.after
-        self.state = decision.after.keep(~self._start)
-        self._decision = None
-
-    @torch.inference_mode()
-    def compute_returns(self, observation: Observation) -> None:
-        """Close the rollout; `observation` is the one after its last step (read where no episode ended there)."""
-        last = self._value(observation, self.state)
-        with torch.inference_mode(False):  # what the update differentiates through must be ordinary tensors
-            batch = self.buffer.finish(last.clone(), self.config.discount, self.config.gae_decay)
-            relative = against_siblings(batch.advantage, batch.valid, self.config.siblings)
-            self._batch = replace(batch, advantage=relative)
-
-    @property
-    def rollout(self) -> RolloutBatch:
-        """What the next `update` will learn from."""
-        if self._batch is None:
-            raise RuntimeError("there is no rollout: compute_returns() first")
-        return self._batch
-
-    def update(self) -> UpdateMetrics:
-        """Learn from the rollout and clear it."""
-        if self._batch is None:
-            raise RuntimeError("update() without compute_returns() before it")
-        if self.observation_normaliser is not None:
-            # Before the update, for the next rollout. This rollout's observations are stored as the policy saw them.
-            self.observation_normaliser.commit(self.reducer)
+            # For the next rollout. The batch holds these observations as the policy saw them.
+            self.observation_normaliser.update(episodes.observation, episodes.valid)
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.update_count += 1
-        batch, rollout = prepare(self._batch, self.value_normaliser, self.network.value_output, self.reducer)
+        batch, rollout = prepare(batch, self.value_normaliser, self.network.value_output)
         with exact(self.device):
             if self.teacher is not None and self.config.teacher_kl_at(self.update_count) > 0.0:
-                batch = batch.with_teacher(self.teacher)
+                state = self.teacher.initial_state(len(episodes))
+                with torch.no_grad():
+                    batch = replace(batch, teacher=self.teacher(batch.observation, batch.policy.masks, state).policy)
             record = ppo_update(
-                self.network,
-                self._forward,
-                self.optimizer,
-                batch,
-                self.config,
-                self.update_count,
-                self.generator,
-                self.reducer,
+                self.network, self._forward, self.optimizer, batch, self.config, self.update_count, self.generator
             )
         self.optimizer.zero_grad(set_to_none=True)
-        self._batch = None
-        self.buffer.reset()
-        return collect(record, rollout | measure_state(self._acted))
+        return collect(record, rollout | measure_state(memory))
+
+    @torch.no_grad()
+    def replay(self, episodes: Episodes) -> tuple[Batch, RecurrentState]:
+        """One pass over whole episodes: the policy's distributions, advantages and returns; and the memory at the end
+        of the longest ones (that of the others has gone through padding).
+
+        Log-probabilities and values are those of acting; that they are the replay's, too, the update checks.
+        """
+        self._check(episodes)
+        assert episodes.log_prob is not None
+        assert episodes.value is not None
+        value = self.value_normaliser.to_returns(episodes.value)
+        cut_short = episodes.last & ~episodes.terminated
+        longer = bool(cut_short.any())
+        raw, masks = _with_final(episodes) if longer else (episodes.observation, episodes.masks)
+        seen = raw if self.observation_normaliser is None else self.observation_normaliser(raw)
+        with exact(self.device):
+            out = self._forward(seen, masks, self.network.initial_state(len(episodes)))
+        policy, following = out.policy, torch.roll(value, -1, dims=1)
+        if longer:
+            seen, policy = map_tensors(seen, _all_but_one_step), map_tensors(policy, _all_but_one_step)
+            after = self.value_normaliser.to_returns(out.value).gather(1, episodes.lengths[:, None])  # [N, 1]
+            following = torch.where(cut_short, after, following)
+        advantage = advantages(
+            episodes.reward,
+            value,
+            following,
+            episodes.terminated,
+            episodes.last,
+            episodes.valid,
+            self.config.discount,
+            self.config.gae_decay,
+        )
+        _check_finite(advantage)
+        batch = Batch(
+            observation=seen,
+            policy=policy,
+            action=episodes.action,
+            log_prob=episodes.log_prob,
+            value=value,
+            valid=episodes.valid,
+            reward=episodes.reward,
+            advantage=against_siblings(advantage, episodes.valid, self.config.siblings),
+            returns=advantage + value,
+        )
+        whole = episodes.lengths == episodes.lengths.max()
+        return batch, map_tensors(out.state, lambda tensor: tensor[:, whole])
+
+    def _check(self, episodes: Episodes) -> None:
+        if episodes.log_prob is None or episodes.value is None:
+            raise ValueError("episodes without log-probabilities and values: let a PolicyActor with a seed play them")
+        blueprints, room = episodes.masks.blueprint.shape[-1], self.network.config.blueprints
+        if blueprints > room:
+            raise ValueError(f"{blueprints} blueprints exceed the network's embedding capacity of {room}")
+        if self.config.validate_masks:
+            validate_masks(episodes.masks, self.network.uses, episodes.valid)
 
     def take_compile_failure(self) -> str | None:
         """Why the network runs uncompiled although `config.compile` asked for it; told once, for the record."""
         return None if self._compiled is None else self._compiled.take_failure()
 
-    def _value(self, observation: Observation, state: RecurrentState) -> Tensor:
-        seen = observation if self.observation_normaliser is None else self.observation_normaliser(observation)
-        with exact(self.device):
-            return self.value_normaliser.to_returns(self.network.value(seen, state))
-
-    def reset_state(self) -> None:
-        """Start all environments afresh: their next step begins an episode."""
-        self.state = self.network.initial_state(self.buffer.rows)
-        self._start = torch.ones_like(self._start)
-        self._decision = None
-
     def state_dict(self) -> dict[str, Tensor]:
-        """Everything that determines the agent's future, as named tensors. Only between rollouts."""
-        if self.buffer.length or self._decision is not None:
-            raise RuntimeError("the agent can be saved between rollouts only: after update(), before act()")
+        """Everything that determines the agent's future, as named tensors."""
         tensors = policy_tensors(self.network, self.observation_normaliser, self.value_normaliser)
         # A parameter that no gradient has reached (the slot head, where there is one slot) has no moments yet: zeros.
         for index, parameter in enumerate(p for group in self.optimizer.param_groups for p in group["params"]):
             slots = dict.fromkeys(("exp_avg", "exp_avg_sq"), torch.zeros_like(parameter)) | {"step": torch.zeros(())}
             slots |= self.optimizer.state.get(parameter, {})
             tensors |= {f"optimizer/{index}/{name}": t for name, t in slots.items()}
-        tensors["recurrent/hidden"], tensors["recurrent/cell"] = self.state.hidden, self.state.cell
-        tensors["start"] = self._start
         tensors["generator"] = self.generator.get_state()
         tensors["update_count"] = torch.tensor(self.update_count)
         return {name: tensor.detach().clone() for name, tensor in tensors.items()}
@@ -266,13 +181,6 @@ class PPOAgent:
             slots.setdefault(int(index), {})[key] = tensor
         self.optimizer.load_state_dict({**self.optimizer.state_dict(), "state": slots})
         self.update_count = int(tensors["update_count"])
-        self.buffer.reset()
-        self.reset_state()
-        self._batch = None
-        self.state = RecurrentState(
-            tensors["recurrent/hidden"].to(self.device), tensors["recurrent/cell"].to(self.device)
-        )
-        self._start = tensors["start"].to(self.device)
         self.generator.set_state(tensors["generator"].cpu())
 
     def _check_same_purpose(self, tensors: Mapping[str, Tensor]) -> None:
@@ -281,12 +189,6 @@ class PPOAgent:
         if observed != (self.observation_normaliser is not None):
             has, lacks = ("an", "none") if observed else ("no", "one")
             raise ValueError(f"the saved agent has {has} observation normaliser, this one has {lacks}")
-        hidden = tensors.get("recurrent/hidden", self.state.hidden)
-        if hidden.dim() == self.state.hidden.dim() and hidden.shape[1] != self.buffer.rows:
-            raise ValueError(
-                f"the saved agent acted for {hidden.shape[1]} environments, this one for {self.buffer.rows}: use as "
-                "many to continue exactly, or load_policy() to take the network alone"
-            )
 
     def save(self, path: str | Path, data: Mapping[str, Any] | None = None) -> None:
         """Write a checkpoint; `data` is JSON that the caller wants back."""
@@ -304,6 +206,41 @@ class PPOAgent:
                 f"{path} is damaged: a run cannot go on from it ({first_line(error)})"
             ) from error
         return dict(checkpoint.data.get("caller", {}))
+
+
+def _with_final(episodes: Episodes) -> tuple[Observation, ActionMasks]:
+    """[N, T + 1, …]: behind each episode's last step the observation that followed it, for its value alone (R113). The
+    critic reads no masks, so those of that step may be any."""
+    final = episodes.final
+    if final is None:
+        row, step = (int(i) for i in (episodes.last & ~episodes.terminated).nonzero()[0])
+        raise ValueError(
+            f"episode {row} was cut short at step {step}: it needs the observation after it (`final`), because its "
+            "return goes on from there"
+        )
+    rows = torch.arange(len(episodes), device=episodes.lengths.device)
+    seen, masks = map_tensors(episodes.observation, _one_more_step), map_tensors(episodes.masks, _one_more_step)
+    for field in fields(seen):
+        getattr(seen, field.name)[rows, episodes.lengths] = getattr(final, field.name)
+    return seen, masks
+
+
+def _one_more_step(tensor: Tensor) -> Tensor:
+    return torch.cat((tensor, tensor[:, :1]), 1)
+
+
+def _all_but_one_step(tensor: Tensor) -> Tensor:
+    return tensor[:, :-1]
+
+
+def _check_finite(advantage: Tensor) -> None:
+    bad = ~torch.isfinite(advantage)
+    if bool(bad.any()):
+        row, step = (int(i) for i in bad.nonzero()[-1])  # the recursion runs backwards: the last is the source
+        raise ValueError(
+            f"environment {row}, step {step}: reward or value is not finite; one such step would poison the return "
+            "statistics for good"
+        )
 
 
 def make_optimizer(network: FactoredRecurrentActorCritic, config: PPOConfig) -> torch.optim.Optimizer:

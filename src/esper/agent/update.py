@@ -1,7 +1,7 @@
 """The PPO update, in the order of the maths. Read `ppo_update` first, then `_losses`.
 
-Minibatches are permutations of whole rows. Every pass replays its rows through the network from their first recurrent
-state, so several epochs never see a stale state, and the values that clipping compares with are those of the same
+Minibatches are permutations of whole episodes. Every pass replays its episodes through the network from their first
+step, so several epochs never see a stale state, and the values that clipping compares with are those of the same
 replay at the weights the update began with: the first minibatch asserts it.
 
 fp32 throughout. There is no autocast and so no gradient scaler to share or to isolate: a cached half-precision weight
@@ -10,7 +10,7 @@ once left every head of an earlier system without gradient, and this network is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import reduce
 from math import isfinite, log
@@ -20,7 +20,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
-from esper.agent.buffer import RolloutBatch, minibatches
 from esper.agent.config import (
     FIRST_RATIO_TOLERANCE,
     FIRST_VALUE_TOLERANCE,
@@ -31,19 +30,13 @@ from esper.agent.config import (
     PPOConfig,
 )
 from esper.agent.diagnostics import NumericalStabilityReport, RatioExplosionDiagnostic
-from esper.agent.distributed import Reducer
 from esper.agent.gae import normalise
-from esper.agent.metrics import (
-    GRADIENT_GROUPS,
-    GRADIENT_NORMS,
-    HEADS,
-    UpdateRecord,
-    deciding_numbers,
-    join_parts,
-    measure,
-)
-from esper.agent.normalisers import ValueNormaliser, moments, over_ranks
-from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput
+from esper.agent.metrics import GRADIENT_GROUPS, GRADIENT_NORMS, UpdateRecord, deciding_numbers, join_parts, measure
+from esper.agent.normalisers import ValueNormaliser, moments
+from esper.env.spaces import Observation
+from esper.policy.distribution import FactoredPolicy
+from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput, RecurrentState
+from esper.rollout.episodes import map_tensors, minibatches
 from esper.telemetry.alarms import RATIO_HIGH, RATIO_LOW
 
 Forward = Callable[..., NetworkOutput]
@@ -54,8 +47,46 @@ class RolloutMismatchError(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True)
+class Batch:
+    """Episodes as the update reads them. Tensors start with [n, T]."""
+
+    observation: Observation
+    """As the policy saw it (normalised)."""
+    policy: FactoredPolicy
+    """The distributions that the actions were drawn from, and their masks."""
+    action: Tensor
+    log_prob: Tensor
+    """[n, T, heads] recorded while acting."""
+    value: Tensor
+    """V while acting: in reward units, after `prepare` in return-stds. So are `returns`."""
+    valid: Tensor
+    reward: Tensor
+    advantage: Tensor
+    returns: Tensor
+    teacher: FactoredPolicy | None = None
+    """What a teacher would have done at every step, if there is one."""
+
+    def select(self, rows: Tensor) -> Batch:
+        """The episodes that `rows` [n] names, in that order."""
+        return map_tensors(self, lambda tensor: tensor[rows])
+
+    def single_steps(self) -> Batch:
+        """Every step as a row of its own, [N·T, 1, …]: shuffled minibatches for a policy without memory."""
+        return map_tensors(self, lambda tensor: tensor.flatten(0, 1)[:, None])
+
+    def parts(self, size: int | None) -> Iterator[Batch]:
+        """The rows in their order, `size` at a time; all of them if None."""
+        rows = torch.arange(self.valid.shape[0], device=self.valid.device)
+        if size is None or size >= rows.numel():
+            yield self
+            return
+        for part in torch.split(rows, size):
+            yield self.select(part)
+
+
+@dataclass(frozen=True, slots=True)
 class Counts:
-    """Denominators of a minibatch's means, known before its first part is evaluated. Averages over ranks."""
+    """Denominators of a minibatch's means, known before its first part is evaluated."""
 
     steps: Tensor
     """[] valid steps."""
@@ -70,7 +101,7 @@ class Part:
     """Some rows of a minibatch after their forward pass: what formulas of `metrics.METRICS` read."""
 
     out: NetworkOutput
-    batch: RolloutBatch
+    batch: Batch
     counts: Counts
     clip: float
     effective: Tensor
@@ -103,18 +134,16 @@ class Part:
         return _sum(x, self.effective) / self.counts.effective
 
 
-def prepare(
-    batch: RolloutBatch, values: ValueNormaliser, last: nn.Linear, reducer: Reducer
-) -> tuple[RolloutBatch, dict[str, Tensor]]:
-    """Normalise advantages over the rollout of all ranks, and bring values and returns into the critic's units.
+def prepare(batch: Batch, values: ValueNormaliser, last: nn.Linear) -> tuple[Batch, dict[str, Tensor]]:
+    """Normalise advantages over the rollout, and bring values and returns into the critic's units.
 
     Also gives the metrics of the rollout before.
     """
     valid = batch.valid
-    _, mean, variance = over_ranks(*moments(batch.advantage[..., None], valid), reducer)
+    _, mean, variance = moments(batch.advantage[..., None], valid)
     mean, std = mean.float(), variance.sqrt().float()
     seen = measure("rollout", batch)
-    values.update(batch.returns, valid, last, reducer)
+    values.update(batch.returns, valid, last)
     ready = replace(
         batch,
         advantage=normalise(batch.advantage, valid, mean, std, LEAST_ADVANTAGE_STD),
@@ -128,11 +157,10 @@ def ppo_update(
     network: FactoredRecurrentActorCritic,
     forward: Forward,
     optimizer: torch.optim.Optimizer,
-    batch: RolloutBatch,
+    batch: Batch,
     config: PPOConfig,
     update: int,
     generator: torch.Generator,
-    reducer: Reducer,
 ) -> UpdateRecord:
     """Learn from a prepared rollout. `forward` is the network or its compiled form; names and norms come from
     `network` itself."""
@@ -151,15 +179,15 @@ def ppo_update(
         record.epochs += 1
         for chosen in minibatches(rows.valid.shape[0], config.minibatches, generator):
             minibatch = rows.select(chosen)
-            counts = _count(minibatch, reducer)
+            counts = _count(minibatch)
             optimizer.zero_grad(set_to_none=True)
             parts, log_ratios = [], []
             for part in minibatch.parts(config.chunk_rows):
-                loss, made = _losses(forward, part, counts, record.entropy_coefficient, config, teacher_kl)
+                state = network.initial_state(part.valid.shape[0])
+                loss, made = _losses(forward, state, part, counts, record.entropy_coefficient, config, teacher_kl)
                 torch.autograd.backward(loss)
                 parts.append(measure("part", made))
                 log_ratios.append(made.log_ratio)
-            _average_gradients(parameters, reducer)
             seen = reduce(join_parts, parts)
             seen[GRADIENT_NORMS] = _gradient_norms(groups)
             record.minibatches.append(seen)
@@ -188,14 +216,15 @@ def ppo_update(
 
 def _losses(
     forward: Forward,
-    batch: RolloutBatch,
+    state: RecurrentState,
+    batch: Batch,
     counts: Counts,
     coefficient: float,
     config: PPOConfig,
     teacher_kl: float = 0.0,
 ) -> tuple[Tensor, Part]:
     """The loss of some rows as their share of the whole minibatch's loss, so that parts simply add up."""
-    out = forward(batch.observation, batch.masks, batch.state, batch.packing())
+    out = forward(batch.observation, batch.policy.masks, state)
     valid, advantage = batch.valid, batch.advantage[..., None]  # [n, T], [n, T, 1]
     effective = out.policy.relevant(batch.action) & valid[..., None]  # [n, T, heads]
 
@@ -261,16 +290,10 @@ def _value_error(value: Tensor, returns: Tensor, delta: float | None) -> Tensor:
     return huber_loss(value, returns, reduction="none", delta=delta)
 
 
-def _count(batch: RolloutBatch, reducer: Reducer) -> Counts:
-    """With the average over ranks as denominator, the average of the ranks' gradients is the gradient of the mean."""
+def _count(batch: Batch) -> Counts:
     effective = _sum((batch.policy.relevant(batch.action) & batch.valid[..., None]).float(), batch.valid)
     live = _sum(batch.policy.live_share(), batch.valid)
-    counts = reducer.mean(torch.cat((batch.valid.sum().float()[None], effective, live)))
-    return Counts(counts[0].clamp(min=1.0), counts[1 : 1 + HEADS].clamp(min=1.0), counts[1 + HEADS :])
-
-
-def _average_gradients(parameters: list[nn.Parameter], reducer: Reducer) -> None:
-    reducer.mean_in_place([p.grad for p in parameters if p.grad is not None])
+    return Counts(batch.valid.sum().float().clamp(min=1.0), effective.clamp(min=1.0), live)
 
 
 def _gradient_norms(groups: dict[str, list[nn.Parameter]]) -> Tensor:
@@ -298,7 +321,7 @@ def _check_first(gap: float, value_gap: float) -> None:
 
 
 def _worse(
-    known: RatioExplosionDiagnostic | None, log_ratio: Tensor, batch: RolloutBatch, rows: Tensor
+    known: RatioExplosionDiagnostic | None, log_ratio: Tensor, batch: Batch, rows: Tensor
 ) -> RatioExplosionDiagnostic | None:
     """The more extreme of two diagnostics: one is kept, however many minibatches explode."""
     effective = batch.policy.relevant(batch.action) & batch.valid[..., None]

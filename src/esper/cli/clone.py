@@ -101,12 +101,11 @@ class Clone(FromRecording, CloneConfig):
 
     def run(self) -> int:
         from esper.offline.cloning import clone
-        from esper.offline.episodes import growth_schema
-        from esper.offline.recording import read
+        from esper.offline.recording import growth_schema, of_controller, read
 
         recording = read(self.recording, growth_schema())
         if self.teacher is not None:
-            recording = replace(recording, episodes=recording.episodes.played_by(self.teacher))
+            recording = replace(recording, episodes=of_controller(recording.episodes, self.teacher))
         return self._learn("esper clone", recording, self.config_as(CloneConfig), clone)
 
 

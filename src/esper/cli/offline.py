@@ -19,9 +19,8 @@ class Offline(FromRecording, IQLConfig):
     out: Path = Path("offline.safetensors")
 
     def run(self) -> int:
-        from esper.offline.episodes import growth_schema
         from esper.offline.iql import iql
-        from esper.offline.recording import read
+        from esper.offline.recording import growth_schema, read
 
         recording = read(self.recording, growth_schema())
         return self._learn("esper offline", recording, self.config_as(IQLConfig), iql)

@@ -13,9 +13,9 @@ from esper.cli.terminal import Progress, wide_console
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from esper.offline.episodes import Episodes
-    from esper.offline.recorder import Play
     from esper.policy.controller import Controller
+    from esper.rollout.episodes import Episodes
+    from esper.training.evaluation import Job
 
 EPISODES_PER_FILE = 32
 """What a killed recording can lose; Ctrl-C loses nothing."""
@@ -44,12 +44,11 @@ class Record:
         import torch
 
         from esper.cli.compare import labelled
-        from esper.offline.episodes import growth_schema
-        from esper.offline.recorder import plays
-        from esper.offline.recording import next_draw
+        from esper.offline.recording import growth_schema, next_draw
         from esper.tasks.draws import TRAINING_DRAWS_PER_SEED
         from esper.tasks.family import get_family
         from esper.training.catalogue import make_controller
+        from esper.training.evaluation import jobs_for
         from esper.training.interrupt import interruptible
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
@@ -57,7 +56,8 @@ class Record:
         claim(self.out)
         first = next_draw(self.out, growth_schema(), self.seed * TRAINING_DRAWS_PER_SEED)
         get_family(self.task).draw(first)  # find out now, not in a worker, what cannot be drawn
-        jobs = list(plays(self.task, made, range(first, first + self.episodes), self.noise))
+        draws = range(first, first + self.episodes)
+        jobs = jobs_for(self.task, made, draws, held_out=False, noise=self.noise)
         console = wide_console(stderr=False)
         workers = min(pick_workers(self.workers, "cpu"), len(jobs))
         with interruptible() as interrupt, Progress(console) as watch:
@@ -75,8 +75,7 @@ class Record:
         import torch
 
         from esper.env.reward import RewardConfig
-        from esper.offline.episodes import growth_schema
-        from esper.offline.recording import append
+        from esper.offline.recording import append, growth_schema
 
         provenance: dict[str, Any] = {
             "command": f"esper record --task {self.task} --controllers {self.controllers} --noise {self.noise}",
@@ -90,22 +89,22 @@ class Record:
         append(self.out, episodes, growth_schema(), provenance)
 
 
-def _played(jobs: list[Play], workers: int, stop: Any) -> Iterator[Episodes]:
-    from esper.offline.recorder import play
+def _played(jobs: list[Job], workers: int, stop: Any) -> Iterator[Episodes]:
+    from esper.training.evaluation import record_job
     from esper.training.workers import in_processes
 
     if workers > 1:
-        yield from (episodes for _, episodes in in_processes(play, jobs, workers, stop))
+        yield from (episodes for _, episodes in in_processes(record_job, jobs, workers, stop))
         return
     for job in jobs:
         if stop():
             return
-        yield play(job)
+        yield record_job(job)
 
 
 def _files(played: Iterator[Episodes]) -> Iterator[Episodes]:
     """A few dozen episodes at a time, and the rest at the end."""
-    from esper.offline.episodes import join
+    from esper.rollout.episodes import join
 
     waiting: list[Episodes] = []
     for episodes in played:
@@ -122,8 +121,7 @@ def _show(console: Console, out: Path) -> None:
     from rich.table import Table
 
     from esper.offline.diversity import diversity
-    from esper.offline.episodes import growth_schema
-    from esper.offline.recording import read
+    from esper.offline.recording import growth_schema, read
 
     episodes = read(out, growth_schema()).episodes
     returns = episodes.returns()

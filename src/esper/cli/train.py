@@ -105,6 +105,7 @@ class Train(ConfigOptions, TrainConfig):
 
     def _train(self, console: Console, trainer: Trainer, store: RunStore, undo: ExitStack) -> bool:
         """Whether it went on to the last update."""
+        from esper import __version__
         from esper.telemetry.profiler import profiling
         from esper.training.interrupt import interruptible
 
@@ -115,7 +116,7 @@ class Train(ConfigOptions, TrainConfig):
             trainer.folder.keep_config(trainer.config)  # the next resume goes on with these settings
         store.rewind(trainer.update)  # what a killed run recorded after its last checkpoint will be done again
         store.describe({"config": trainer.config.to_json()})
-        store.begin_session(trainer.update)
+        store.begin_session(trainer.update, __version__)
         with interruptible() as interrupt, TrainWatch(console, trainer) as show, profiling(self.profile) as profile:
 
             def on_update(report: UpdateReport) -> None:
@@ -158,7 +159,7 @@ class Train(ConfigOptions, TrainConfig):
     def _check(self, config: TrainConfig, device: torch.device) -> None:
         """Refuse what this machine cannot run, and places where nothing can be written."""
         check_gpu_options(config.precision, config.compiled, device, resumed=self.resume is not None)
-        config.family().draw(config.numbers(1)[0])
+        config.family().draw(config.draw_ids(1)[0])
         _check_sinks(config)
         if self.profile is not None:
             claim(self.profile)

@@ -15,11 +15,11 @@ from torch import Tensor
 from esper.config import SHARE, check_number
 from esper.env.reward import DISCOUNT
 from esper.offline.agreement import agreement, choices_given
-from esper.offline.episodes import Episodes
 from esper.offline.fitting import Learned, OnEpoch, Pace, imitate, mean_where, new_network, silent
 from esper.offline.rows import Rows, prepare, split, units_of
 from esper.policy.distribution import OP
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.rollout.episodes import Episodes
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from torch import Tensor, nn
 from esper.env.spaces import ActionMasks, Observation
 from esper.offline.rows import Rows
 from esper.policy.distribution import BLEND, BLUEPRINT, MASK_VALUE, SLOT, FactoredLogits, FactoredPolicy
-from esper.policy.network import FactoredRecurrentActorCritic
-from esper.policy.recurrence import RecurrentState
+from esper.policy.network import FactoredRecurrentActorCritic, RecurrentState
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +57,7 @@ class FactoredCritic(FactoredRecurrentActorCritic):
     def action_values(self, observation: Observation, masks: ActionMasks, state: RecurrentState) -> ActionValues:
         """For whole episodes [N, T, ...] from the state before their first steps."""
         slots, features = self._encode(observation)
-        core, _ = self._remember(features, state, None)
+        core, _ = self._remember(features, state)
         base: Tensor = self.value_head(core).squeeze(-1)
         return ActionValues(base, self._logits(core, slots, observation, masks), masks, self.uses)
 

@@ -13,8 +13,8 @@ from sklearn.cluster import KMeans
 from torch import Tensor
 
 from esper.actions import HEAD_NAMES
-from esper.offline.episodes import Episodes
 from esper.policy.distribution import GROWTH_ACTIONS, OP
+from esper.rollout.episodes import Episodes
 
 CLUSTERS = 8
 
@@ -39,7 +39,7 @@ def diversity(episodes: Episodes, clusters: int = CLUSTERS) -> list[Cluster]:
     valid = episodes.valid
     states = _states(episodes)[valid]
     group = torch.from_numpy(KMeans(min(clusters, len(states)), n_init=1, random_state=0).fit_predict(states.numpy()))
-    taken, label = (_used(a[valid]) for a in (episodes.taken, episodes.label))
+    action, label = (_used(a[valid]) for a in (episodes.action, episodes.label))
     when = (torch.arange(valid.shape[1]) / episodes.lengths[:, None])[valid]
     found = []
     for number in torch.unique(group).tolist():
@@ -48,9 +48,9 @@ def diversity(episodes: Episodes, clusters: int = CLUSTERS) -> list[Cluster]:
             Cluster(
                 steps=int(of.sum()),
                 progress=float(when[of].mean()),
-                ops=effective_number(taken[of][:, [OP]]),
-                decisions=effective_number(taken[of]),
-                explored=float((taken[of] != label[of]).any(1).float().mean()),
+                ops=effective_number(action[of][:, [OP]]),
+                decisions=effective_number(action[of]),
+                explored=float((action[of] != label[of]).any(1).float().mean()),
             )
         )
     return sorted(found, key=lambda cluster: cluster.progress)

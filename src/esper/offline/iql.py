@@ -24,7 +24,6 @@ from esper.config import ABOVE_0, AT_LEAST_0, WITHIN_0_AND_1, check_ranges
 from esper.env.reward import DISCOUNT
 from esper.offline.agreement import agreement
 from esper.offline.critic import FactoredCritic, Twin
-from esper.offline.episodes import Episodes
 from esper.offline.fitting import (
     Learned,
     OnEpoch,
@@ -38,6 +37,7 @@ from esper.offline.fitting import (
 )
 from esper.offline.rows import Rows, Units, prepare, split, units_of
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.rollout.episodes import Episodes
 
 LARGEST_WEIGHT = 20.0
 """An advantage beyond it counts no more: one lucky step must not be all that a minibatch teaches."""
@@ -93,7 +93,7 @@ def iql(episodes: Episodes, network_config: NetworkConfig, config: IQLConfig, on
     parts = split(episodes, config.seed)
     network, values = new_network(network_config, config.seed), Values(network_config, config.seed)
     units = units_of(parts[0], network, config.discount)
-    rows, stop_rows, _ = (prepare(part, units, config.discount, action="taken") for part in parts)
+    rows, stop_rows, _ = (prepare(part, units, config.discount, action="action") for part in parts)
     fit(
         "values",
         values,

@@ -9,11 +9,11 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from esper.agent.buffer import map_masks, map_observation, minibatches
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.env.spaces import ActionMasks, Observation
-from esper.offline.episodes import Episodes, RecordingError, tensors_of
+from esper.offline.recording import RecordingError
 from esper.policy.network import FactoredRecurrentActorCritic
+from esper.rollout.episodes import Episodes, map_tensors, minibatches
 
 SHARES = (0.7, 0.15, 0.15)
 """Of the problems: to learn from, to decide when to stop by, to judge by."""
@@ -46,12 +46,7 @@ class Rows:
     def select(self, rows: Tensor) -> Rows:
         """These episodes, cut after the longest of them."""
         steps = int(self.valid[rows].sum(1).max())
-        plain = (self.action, self.weight, self.value, self.reward, self.terminated, self.valid)
-        return Rows(
-            map_observation(self.observation, lambda t: t[rows, :steps]),
-            map_masks(self.masks, lambda t: t[rows, :steps]),
-            *(t[rows, :steps] for t in plain),
-        )
+        return map_tensors(self, lambda tensor: tensor[rows, :steps])
 
     def shuffled(self, size: int, generator: torch.Generator) -> Iterator[Rows]:
         """All of them once, about `size` at a time."""
@@ -86,8 +81,8 @@ def split(episodes: Episodes, seed: int) -> tuple[Episodes, Episodes, Episodes]:
 
 def _check_sizes(episodes: Episodes) -> None:
     """Refuse numbers whose moments would be infinite: no policy with such moments can be loaded."""
-    for name, tensor in tensors_of(episodes).items():
-        if not tensor.is_floating_point() or not tensor.numel():
+    for name, tensor in episodes.tensors().items():
+        if name.startswith("final.") or not tensor.is_floating_point() or not tensor.numel():
             continue
         largest = float(tensor[episodes.valid].abs().max())
         if largest > LARGEST:
@@ -98,16 +93,15 @@ def units_of(episodes: Episodes, network: FactoredRecurrentActorCritic, discount
     """Measured on the episodes to learn from; the critic's last layer is brought into the units of the returns."""
     config = network.config
     observations = ObservationNormaliser(config.overall_features, config.slot_features)
-    observations.gather(episodes.observation, episodes.valid)
-    observations.commit()
+    observations.update(episodes.observation, episodes.valid)
     values = ValueNormaliser()
     values.update(discounted_returns(episodes, discount), episodes.valid, network.value_output)
     return Units(observations, values)
 
 
-def prepare(episodes: Episodes, units: Units, discount: float, *, action: Literal["label", "taken"]) -> Rows:
+def prepare(episodes: Episodes, units: Units, discount: float, *, action: Literal["label", "action"]) -> Rows:
     """Every choice with weight 1, and the recorded returns as values."""
-    chosen = episodes.label if action == "label" else episodes.taken
+    chosen = episodes.label if action == "label" else episodes.action
     return Rows(
         observation=units.observations(episodes.observation),
         masks=episodes.masks,

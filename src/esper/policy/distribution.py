@@ -304,8 +304,11 @@ class FactoredPolicy:
 
 
 @torch.compiler.disable  # type: ignore[untyped-decorator]  # reads the host: never inside a compiled graph
-def validate_masks(masks: ActionMasks, uses: Tensor, step: int | None = None) -> None:
-    """Refuse masks [N, ...] under which a decision could get stuck: only what can be reached must have a way on."""
+def validate_masks(masks: ActionMasks, uses: Tensor, valid: Tensor | None = None) -> None:
+    """Refuse masks [N, ...] under which a decision could get stuck: only what can be reached must have a way on.
+
+    Masks of whole episodes [N, T, ...] come with the steps that happened, `valid` [N, T].
+    """
     legal_op = masks.op
     on_slot = legal_op[..., None] & masks.slot  # [N, O, S]: operation and slot both possible
     problems = {
@@ -314,12 +317,15 @@ def validate_masks(masks: ActionMasks, uses: Tensor, step: int | None = None) ->
         "blueprint": ((on_slot & uses[:, BLUEPRINT, None]).any(-2) & ~masks.blueprint.any(-1)).any(-1),
         "blend": ((on_slot & uses[:, BLEND, None]).any(-2) & ~masks.blend.any(-1)).any(-1),
     }
-    stuck = torch.stack(list(problems.values()), dim=-1)  # [N, heads]
+    stuck = torch.stack(list(problems.values()), dim=-1)  # [N, heads] or [N, T, heads]
+    if valid is not None:
+        stuck &= valid[..., None]
     if not bool(stuck.any()):
         return
-    environment, head = (int(i) for i in stuck.nonzero()[0])
-    at = "" if step is None else f" at step {step}"
+    environment, *step, head = stuck.nonzero()[0].tolist()
+    at = f" at step {step[0]}" if step else ""
+    affected = int(stuck.flatten(1).any(1).sum())
     raise InvalidMaskError(
         f"environment {environment}{at}: the {list(problems)[head]} head can be reached but has no legal choice "
-        f"({int(stuck.any(-1).sum())} of {stuck.shape[0]} environments are affected). Forbid the operation instead."
+        f"({affected} of {stuck.shape[0]} environments are affected). Forbid the operation instead."
     )

@@ -39,7 +39,6 @@ from esper.policy.distribution import (
     FactoredLogits,
     FactoredPolicy,
 )
-from esper.policy.recurrence import Packing, RecurrentState
 
 HIDDEN_GAIN = sqrt(2.0)
 """Orthogonal gain of layers followed by a ReLU."""
@@ -110,14 +109,22 @@ _RANGES = {
 
 
 @dataclass(frozen=True, slots=True)
+class RecurrentState:
+    """What the core remembers: hidden and cell, each [layers, N, hidden]. A memoryless policy has 0 layers."""
+
+    hidden: Tensor
+    cell: Tensor
+
+
+@dataclass(frozen=True, slots=True)
 class NetworkOutput:
     """Leading dimensions as in the observation: [N] for a step, [N, T] for rows."""
 
     policy: FactoredPolicy
     value: Tensor
     """In the value normaliser's units."""
-    state: RecurrentState | None
-    """After the last step; None for packed rows, which nobody continues."""
+    state: RecurrentState
+    """After the last step."""
 
 
 def _linear(inputs: int, outputs: int, gain: float = HIDDEN_GAIN) -> nn.Linear:
@@ -271,12 +278,10 @@ class FactoredRecurrentActorCritic(nn.Module):
         zeros = self.uses.new_zeros((self.config.layers, batch, self.config.hidden), dtype=torch.float32)
         return RecurrentState(zeros, zeros.clone())
 
-    def forward(
-        self, observation: Observation, masks: ActionMasks, state: RecurrentState, packing: Packing | None = None
-    ) -> NetworkOutput:
+    def forward(self, observation: Observation, masks: ActionMasks, state: RecurrentState) -> NetworkOutput:
         """A step [N, ...] or whole rows [N, T, ...] from the state before their first step."""
         slots, features = self._encode(observation)
-        core, after = self._remember(features, state, packing)
+        core, after = self._remember(features, state)
         policy = FactoredPolicy.from_logits(
             self._logits(core, slots, observation, masks), masks, self.uses, self.config.floor
         )
@@ -284,7 +289,7 @@ class FactoredRecurrentActorCritic(nn.Module):
 
     def value(self, observation: Observation, state: RecurrentState) -> Tensor:
         """V of a state that will not be acted upon, [N]: a bootstrap. Disturbs nothing."""
-        core, _ = self._remember(self._encode(observation)[1], state, None)
+        core, _ = self._remember(self._encode(observation)[1], state)
         value: Tensor = self.value_head(core).squeeze(-1)
         return value
 
@@ -294,15 +299,11 @@ class FactoredRecurrentActorCritic(nn.Module):
         slots, pooled = self.slot_encoder(observation)
         return slots, self.features(torch.cat((observation.overall, pooled), dim=-1))
 
-    def _remember(
-        self, features: Tensor, state: RecurrentState, packing: Packing | None
-    ) -> tuple[Tensor, RecurrentState | None]:
+    def _remember(self, features: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         x = self.before_core(features)
         if self.lstm is None:
             assert self.feed_forward is not None
             return self.after_core(self.feed_forward(x)), state
-        if packing is not None:
-            return self.after_core(self._packed(self.lstm, x, state, packing)), None
         if x.dim() == 2 and x.device.type == "cpu":
             out, after = self._step(self.lstm, x, state)
             return self.after_core(out), after
@@ -310,14 +311,6 @@ class FactoredRecurrentActorCritic(nn.Module):
         out, (hidden, cell) = self.lstm(steps, (state.hidden, state.cell))
         out = out if x.dim() == 3 else out[:, 0]
         return self.after_core(out), RecurrentState(hidden, cell)
-
-    @staticmethod
-    def _packed(lstm: nn.LSTM, x: Tensor, state: RecurrentState, packing: Packing) -> Tensor:
-        steps = x.flatten(0, 1)  # [N·T, H]
-        nothing = torch.zeros_like(state.hidden[:, :1])
-        hidden, cell = torch.cat((state.hidden, nothing), dim=1), torch.cat((state.cell, nothing), dim=1)
-        outs = [lstm(steps[source], (hidden[:, row], cell[:, row]))[0].flatten(0, 1) for source, row in packing.groups]
-        return torch.cat(outs)[packing.place]  # [N, T, H]
 
     @staticmethod
     def _step(lstm: nn.LSTM, x: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache, partial
 from typing import Any
 
@@ -27,6 +27,8 @@ from esper.growth.seed import Seed
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import IN_FORWARD, Stage
 from esper.policy.controller import Controller
+from esper.rollout.episodes import Episodes
+from esper.rollout.play import ControllerActor, StoppedError, play
 from esper.tasks.family import Draw, Family, get_family
 from esper.training.catalogue import make_controller
 from esper.training.workers import in_processes
@@ -96,25 +98,40 @@ class Job:
     label: str
     family: Family | str
     controller: Controller | str
-    numbers: tuple[int, ...]
+    draws: tuple[int, ...]
     held_out: bool = True
+    noise: float = 0.0
+    """Probability that a decision is replaced by a random legal one."""
+
+    def play(
+        self, device: torch.device | str = "cpu", stop: Callable[[], bool] = lambda: False
+    ) -> tuple[Episodes, GrowthEnv]:
+        """The episodes, and the environment as they left it. They depend on the job alone, not on where it runs."""
+        family = get_family(self.family) if isinstance(self.family, str) else self.family
+        controller = make_controller(self.controller) if isinstance(self.controller, str) else self.controller
+        env = GrowthEnv(family, len(self.draws), device=device)
+        actor = ControllerActor(controller, self.label, self.noise)
+        with _one_thread():
+            return play(env, actor, self.draws, held_out=self.held_out, stop=stop), env
 
 
-class StoppedError(Exception):
-    """The person does not want to wait for the rest of this job."""
+def record_job(job: Job) -> Episodes:
+    """The episodes alone, for a recording: the networks are not judged."""
+    return replace(job.play()[0], final=None, reports=())
 
 
 def jobs_for(
     family: Family | str,
     controllers: Mapping[str, Controller | str],
-    numbers: Sequence[int],
+    draws: Sequence[int],
     *,
     held_out: bool = True,
+    noise: float = 0.0,
     batch: int = BATCH,
 ) -> list[Job]:
     """All controllers on the first draws, then on the next ones: a run that is cut short leaves complete pairs."""
-    groups = [tuple(numbers[start : start + batch]) for start in range(0, len(numbers), batch)]
-    return [Job(label, family, who, group, held_out) for group in groups for label, who in controllers.items()]
+    groups = [tuple(draws[start : start + batch]) for start in range(0, len(draws), batch)]
+    return [Job(label, family, who, group, held_out, noise) for group in groups for label, who in controllers.items()]
 
 
 def run_jobs(
@@ -153,23 +170,12 @@ def run_job(
 ) -> list[EpisodeResult]:
     """Train the job's networks to their ends and judge them."""
     started = time.perf_counter()
-    family = get_family(job.family) if isinstance(job.family, str) else job.family
-    controller = make_controller(job.controller) if isinstance(job.controller, str) else job.controller
-    env = GrowthEnv(family, len(job.numbers), held_out=job.held_out, device=device)
-    records: list[list[EpochRecord]] = [[] for _ in job.numbers]
+    episodes, env = job.play(device, stop)
+    records = [[info.record for info in row] for row in episodes.reports]
     with _one_thread():
-        env.reset(job.numbers)
-        controller.reset(job.numbers)
-        while not env.over:
-            if stop():
-                raise StoppedError
-            step = env.step(controller.decide(env.situations))
-            for past, info in zip(records, step.infos, strict=True):
-                if info is not None:
-                    past.append(info.record)
         tests, validations = env.evaluate_test(), gather([learner.evaluate() for learner in env.learners])
-        rows = zip(job.numbers, env.draws, env.learners, records, tests, validations, strict=True)
-        share = (time.perf_counter() - started) / len(job.numbers)
+        rows = zip(job.draws, env.draws, env.learners, records, tests, validations, strict=True)
+        share = (time.perf_counter() - started) / len(job.draws)
         return [_result(*row, seconds=share) for row in rows]
 
 

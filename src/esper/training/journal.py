@@ -4,22 +4,24 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import fmean
+
+from torch import Tensor
 
 from esper.actions import HEAD_NAMES, HEADS_USED
 from esper.env.growth_env import StepInfo
 from esper.lifecycle import Stage
+from esper.rollout.episodes import Episodes
 from esper.telemetry.recorder import RunRecorder
 from esper.telemetry.records import TRAIN, Decision, Episode, Event
-from esper.training.fleet import PlayedStep
 
 
 @dataclass(frozen=True, slots=True)
 class RolloutSummary:
     """The episodes of one rollout, in the order of the environments."""
 
-    numbers: tuple[int, ...]
+    draws: tuple[int, ...]
     returns: list[float]
     scores: list[float]
     accuracies: list[float]
@@ -30,6 +32,20 @@ class RolloutSummary:
     """Seeds that entered each stage."""
     governed: int
     """Episodes that the governor ended."""
+
+    @classmethod
+    def of(cls, episodes: Episodes) -> RolloutSummary:
+        lasts = [row[-1] for row in episodes.reports]
+        return cls(
+            draws=tuple(episodes.draw.tolist()),
+            returns=[sum(info.reward.total for info in row) for row in episodes.reports],
+            scores=[info.reward.score or 0.0 for info in lasts],
+            accuracies=[info.record.measured.accuracy for info in lasts],
+            growth=[info.parameters / info.host_parameters for info in lasts],
+            steps=episodes.steps,
+            lifecycle=Counter(t.target for row in episodes.reports for info in row for t in info.record.transitions),
+            governed=sum(info.record.verdict is not None for info in lasts),
+        )
 
     def metrics(self) -> dict[str, float]:
         return {
@@ -45,66 +61,31 @@ class RolloutSummary:
         }
 
 
-@dataclass(slots=True)
-class _Row:
-    """One environment's episode so far."""
-
-    total: float = 0.0
-    length: int = 0
-    terms: Counter[str] = field(default_factory=Counter)
-    last: StepInfo | None = None
-
-
 class Journal:
-    """Notes the steps of one rollout."""
+    """Writes rollouts of one update to the recorder."""
 
-    def __init__(self, recorder: RunRecorder, update: int, numbers: Sequence[int], arm: str = TRAIN) -> None:
-        self.recorder = recorder
-        self.update = update
-        self.numbers = tuple(numbers)
-        self.arm = arm
-        self._rows = [_Row() for _ in numbers]
-        self._lifecycle: Counter[Stage] = Counter()
+    def __init__(self, recorder: RunRecorder, update: int, arm: str = TRAIN) -> None:
+        self.recorder, self.update, self.arm = recorder, update, arm
 
-    def note(
-        self,
-        step: PlayedStep,
-        probabilities: Sequence[Sequence[float]] | None = None,
-        values: Sequence[float] | None = None,
-    ) -> None:
-        """One step of all environments; probabilities [N, heads] and values [N] of the decisions, where known."""
-        ended = step.terminated.tolist()
-        for env, info in enumerate(step.infos):
-            if info is None:
-                continue
-            row = self._rows[env]
-            row.total += info.reward.total
-            row.length += 1
-            row.terms.update(info.reward.terms)
-            row.last = info
-            chosen = None if probabilities is None else probabilities[env]
-            self._decision(env, info, chosen, None if values is None else values[env])
-            self._events(env, info)
-            if ended[env]:
-                self._episode(env, row)
+    def note(self, episodes: Episodes, values: Tensor | None = None) -> RolloutSummary:
+        """Every step of the episodes, the first steps first; `values` [N, T] in reward units."""
+        probabilities = None if episodes.log_prob is None else episodes.log_prob.exp().tolist()
+        expected = None if values is None else values.tolist()
+        for step in range(episodes.reward.shape[1]):
+            for env, row in enumerate(episodes.reports):
+                if step >= len(row):
+                    continue
+                chosen = () if probabilities is None else probabilities[env][step]
+                self._decision(env, row[step], chosen, None if expected is None else expected[env][step])
+                self._events(env, row[step])
+                if step == len(row) - 1:
+                    self._episode(env, int(episodes.draw[env]), row)
+        return RolloutSummary.of(episodes)
 
-    def summary(self) -> RolloutSummary:
-        infos = [row.last for row in self._rows if row.last is not None]
-        return RolloutSummary(
-            numbers=self.numbers,
-            returns=[row.total for row in self._rows],
-            scores=[info.reward.score or 0.0 for info in infos],
-            accuracies=[info.record.measured.accuracy for info in infos],
-            growth=[info.parameters / info.host_parameters for info in infos],
-            steps=sum(row.length for row in self._rows),
-            lifecycle=self._lifecycle,
-            governed=sum(info.record.verdict is not None for info in infos),
-        )
-
-    def _decision(self, env: int, info: StepInfo, probabilities: Sequence[float] | None, value: float | None) -> None:
+    def _decision(self, env: int, info: StepInfo, probabilities: Sequence[float], value: float | None) -> None:
         effect = info.record.effect
         action = effect.action
-        chosen = dict(zip(HEAD_NAMES, probabilities or (), strict=False))
+        chosen = dict(zip(HEAD_NAMES, probabilities, strict=False))
         self.recorder.decision(
             Decision.of(
                 effect,
@@ -122,7 +103,6 @@ class Journal:
 
     def _events(self, env: int, info: StepInfo) -> None:
         for transition in info.record.transitions:
-            self._lifecycle[transition.target] += 1
             self.recorder.event(Event.of_transition(transition, update=self.update, env=env, arm=self.arm))
         verdict = info.record.verdict
         if verdict is not None:
@@ -145,23 +125,24 @@ class Journal:
                 )
             )
 
-    def _episode(self, env: int, row: _Row) -> None:
-        info = row.last
-        assert info is not None
+    def _episode(self, env: int, draw: int, row: Sequence[StepInfo]) -> None:
+        info, terms = row[-1], Counter[str]()
+        for one in row:
+            terms.update(one.reward.terms)
         verdict = info.record.verdict
         self.recorder.episode(
             Episode(
                 update=self.update,
                 env=env,
-                draw=self.numbers[env],
-                episode_return=row.total,
+                draw=draw,
+                episode_return=sum(one.reward.total for one in row),
                 score=info.reward.score or 0.0,
                 accuracy=info.record.measured.accuracy,
                 parameters=info.parameters,
                 host_parameters=info.host_parameters,
-                length=row.length,
+                length=len(row),
                 governor=None if verdict is None else verdict.message,
-                rewards=dict(row.terms),
+                rewards=dict(terms),
                 arm=self.arm,
             )
         )

@@ -22,6 +22,7 @@ from esper.agent.policies import growth_network_config, pack_policy, start_from
 from esper.agent.ppo import PPOAgent
 from esper.growth.blueprints import blueprint_names
 from esper.policy.network import FactoredRecurrentActorCritic
+from esper.rollout.episodes import Episodes
 from esper.tasks.draws import FIRST_EVALUATED
 from esper.tasks.family import BoundedFamily
 from esper.telemetry.gradients import GradientWatch
@@ -29,7 +30,7 @@ from esper.telemetry.health import AnomalyDetector, HealthMonitor
 from esper.telemetry.profiler import PhaseTimers
 from esper.telemetry.recorder import RunRecorder
 from esper.telemetry.records import Event, Level
-from esper.training.fleet import Fleet, dice_for
+from esper.training.fleet import Fleet, seeds_for
 from esper.training.journal import Journal, RolloutSummary
 from esper.training.run_folder import RunFolder
 from esper.training.train_config import TrainConfig
@@ -85,7 +86,7 @@ class Trainer:
             precision=config.precision,
             compiled=config.compiled,
         )
-        self.agent = make_agent(config, family.horizon, family.slots, device)
+        self.agent = make_agent(config, device)
         if config.init is not None:
             start_from(self.agent, config.init if folder is None else folder.start)
         self.monitor = HealthMonitor(self.recorder, AnomalyDetector(config.ppo.max_grad_norm))
@@ -167,15 +168,18 @@ class Trainer:
 
     def _one_update(self) -> UpdateReport:
         update = self.update + 1
-        journal = self.collect(update)
+        episodes = self.collect(update)
+        with self.timers("telemetry"):
+            assert episodes.value is not None
+            values = self.agent.value_normaliser.to_returns(episodes.value)  # before the update moves these units
+            rollout = Journal(self.recorder, update).note(episodes, values)
         agent, detailed = self.agent, self.recorder.level is Level.DETAILED
         watch = GradientWatch(agent.optimizer, agent.network, self.config.ppo.max_grad_norm, enabled=detailed)
         with self.timers("update"), watch:
-            learnt = agent.update()
+            learnt = agent.update(episodes)
         diagnostics = learnt.events(update)
         for event in diagnostics:
             self.recorder.event(event)
-        rollout = journal.summary()
         metrics = learnt | watch.metrics() | rollout.metrics() | self.timers.drain()
         if not all(math.isfinite(metrics[name]) for name in ("policy_loss", "value_loss")):
             raise TrainingBrokenError(f"the agent's loss became non-finite in update {update}; lower its learning rate")
@@ -205,25 +209,11 @@ class Trainer:
             told = f"torch.compile failed, and the network runs uncompiled from now on: {failure}"
             self.recorder.event(Event("compile", update, told, "warning"))
 
-    def collect(self, update: int) -> Journal:
-        """One episode of every environment, into the agent's buffer and the record.
-
-        Copies of the policy have played them; here it goes through the same steps once more, all rows at once.
-        """
-        agent, numbers = self.agent, self.config.numbers(update)
-        journal = Journal(self.recorder, update, numbers)
+    def collect(self, update: int) -> Episodes:
+        """One episode of every environment, played by copies of the policy."""
+        draws = self.config.draw_ids(update)
         with self.timers("environment"):
-            rollout = self.fleet.play(self._policy(), numbers, dice=dice_for(self.config.seed, update, len(numbers)))
-        agent.reset_state()
-        for step in rollout.steps(agent.device):
-            with self.timers("policy"):
-                agent.act(step.observation, step.masks, step.action)
-                log_probs, values = agent.decided
-                agent.process_env_step(step.reward, step.terminated, torch.zeros_like(step.terminated), step.acted)
-            with self.timers("telemetry"):
-                journal.note(step, log_probs.exp().tolist(), values.tolist())
-        agent.compute_returns(step.observation)  # its value is not read: every episode has ended
-        return journal
+            return self.fleet.play(self._policy(), draws, seeds=seeds_for(self.config.seed, update, len(draws)))
 
     def _policy(self) -> bytes:
         return pack_policy(self.agent.network, self.agent.observation_normaliser)
@@ -236,12 +226,10 @@ class Trainer:
 
     def _evaluate(self, update: int) -> float:
         """Mean score of the frozen policy on the held-out problems; the same ones every time."""
-        numbers = range(FIRST_EVALUATED, FIRST_EVALUATED + self.config.evaluation_episodes)
-        journal = Journal(self.recorder, update, numbers, arm=EVALUATION)
+        draws = range(FIRST_EVALUATED, FIRST_EVALUATED + self.config.evaluation_episodes)
         with self.timers("evaluation"):
-            for step in self.fleet.play(self._policy(), numbers, held_out=True).steps():
-                journal.note(step)
-        return fmean(journal.summary().scores)
+            episodes = self.fleet.play(self._policy(), draws, held_out=True)
+            return fmean(Journal(self.recorder, update, EVALUATION).note(episodes).scores)
 
     def _save(self, update: int) -> None:
         if self.folder is None:
@@ -258,7 +246,7 @@ class Trainer:
             self.folder.save(self.agent, data, self.config.keep)
 
 
-def make_agent(config: TrainConfig, steps: int, slots: int, device: str = "cpu") -> PPOAgent:
+def make_agent(config: TrainConfig, device: str = "cpu") -> PPOAgent:
     """A fresh agent for this configuration."""
     shape = growth_network_config(floor=config.floor)
     with torch.random.fork_rng(devices=[]):
@@ -267,10 +255,6 @@ def make_agent(config: TrainConfig, steps: int, slots: int, device: str = "cpu")
     return PPOAgent(
         network,
         config.ppo,
-        config.envs,
-        steps,
-        slots,
-        len(blueprint_names()),
         seed=config.seed,
         device=device,
         observation_normaliser=ObservationNormaliser(shape.overall_features, shape.slot_features, device=device),

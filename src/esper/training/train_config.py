@@ -68,8 +68,8 @@ class TrainConfig:
             object.__setattr__(self, "reward", replace(self.reward, discount=self.ppo.discount))
         check_discount(self.reward, self.ppo.discount)
 
-    def numbers(self, update: int) -> list[int]:
-        """The draws of a rollout, by number, each as often as it has siblings; `update` counts from 1."""
+    def draw_ids(self, update: int) -> list[int]:
+        """The draws of a rollout, each as often as it has siblings; `update` counts from 1."""
         siblings, pool = self.ppo.siblings, self.draws or TRAINING_DRAWS_PER_SEED
         first = (update - 1) * (self.envs // siblings)
         return [self.seed * TRAINING_DRAWS_PER_SEED + (first + i // siblings) % pool for i in range(self.envs)]

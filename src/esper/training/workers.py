@@ -11,6 +11,7 @@ parent says so instead of waiting for ever.
 from __future__ import annotations
 
 import multiprocessing
+import pickle
 import signal
 import threading
 import time
@@ -63,7 +64,7 @@ class Worker:
     def receive(self) -> Any:
         """Wait for the answer; an error that the job raised is raised here."""
         try:
-            answer = self.pipe.recv()
+            answer = pickle.loads(self.pipe.recv_bytes())
         except (EOFError, ConnectionError):
             raise self._gone() from None
         if isinstance(answer, BaseException):
@@ -206,6 +207,7 @@ def _serve(pipe: Connection, function: Callable[[Any], Any]) -> None:
         except Exception as error:
             answer = error
         try:
-            pipe.send(answer)
+            # Bytes: each tensor that multiprocessing itself pickles holds a file open, in both processes.
+            pipe.send_bytes(pickle.dumps(answer))
         except (BrokenPipeError, ConnectionError):
             return

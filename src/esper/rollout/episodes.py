@@ -1,0 +1,168 @@
+"""`Episodes`: the one record of what was played, as tensors [N, T, …]. Every row is one episode from its first step.
+
+`play` makes it, the agent learns from it, recordings keep it. Two actions per step, because they answer different
+questions: `action` is what was done, which the reward and the next observation belong to; `label` is what the
+controller decided, which cloning copies. They differ where exploration noise replaced a decision.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any, TypeVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.env.growth_env import StepInfo
+from esper.env.spaces import ActionMasks, Observation
+
+_Record = TypeVar("_Record")
+
+
+@dataclass(frozen=True, slots=True)
+class Episodes:
+    """N episodes of at most T steps and S slots. What lies beyond an episode's length means nothing."""
+
+    observation: Observation
+    """As the environment gave it: not normalised."""
+    masks: ActionMasks
+    action: Tensor
+    """[N, T, heads] int64: what was done."""
+    label: Tensor
+    """[N, T, heads] int64: what the controller decided."""
+    reward: Tensor
+    """[N, T] float32: for what was done."""
+    terminated: Tensor
+    """[N, T] bool: nothing follows. Only an episode's last step may be; one that is not was cut short."""
+    lengths: Tensor
+    """[N] int64"""
+    draw: Tensor
+    """[N] int64: draw id of the problem."""
+    controller: Tensor
+    """[N] int64: index into `controllers`."""
+    controllers: tuple[str, ...]
+    final: Observation | None = None
+    """[N, …] after the last step: what the return of an episode that was cut short goes on from."""
+    log_prob: Tensor | None = None
+    """[N, T, heads] of the action, under the policy that drew it; 0 for heads without effect."""
+    value: Tensor | None = None
+    """[N, T] the critic's output while acting, in the units of its normaliser."""
+    reports: tuple[tuple[StepInfo, ...], ...] = ()
+    """[N][length] facts for people and the store; never written to a recording."""
+
+    def __len__(self) -> int:
+        return self.lengths.shape[0]
+
+    @property
+    def steps(self) -> int:
+        return int(self.lengths.sum())
+
+    @property
+    def valid(self) -> Tensor:
+        """[N, T] bool: the steps that happened."""
+        return self._step < self.lengths[:, None]
+
+    @property
+    def last(self) -> Tensor:
+        """[N, T] bool: the last step of each episode."""
+        return self._step == self.lengths[:, None] - 1
+
+    @property
+    def _step(self) -> Tensor:
+        return torch.arange(self.reward.shape[1], device=self.lengths.device)
+
+    def returns(self) -> Tensor:
+        """[N] sum of rewards."""
+        return (self.reward * self.valid).sum(1)
+
+    def select(self, rows: Tensor) -> Episodes:
+        chosen = map_tensors(self, lambda tensor: tensor[rows])
+        return replace(chosen, reports=tuple(self.reports[row] for row in rows.tolist()) if self.reports else ())
+
+    def to(self, device: torch.device | str) -> Episodes:
+        return map_tensors(self, lambda tensor: tensor.to(device))
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Every tensor that is there, by name: `observation.overall`, …, `controller`."""
+        return _named(self)
+
+    @staticmethod
+    def of(tensors: dict[str, Tensor], controllers: Sequence[str], reports: Any = ()) -> Episodes:
+        """The inverse of `tensors`."""
+        parts: dict[str, Any] = {"observation": {}, "masks": {}, "final": {}}
+        for name, tensor in tensors.items():
+            owner, _, field = name.rpartition(".")
+            (parts[owner] if owner else parts)[field] = tensor
+        parts["observation"], parts["masks"] = Observation(**parts["observation"]), ActionMasks(**parts["masks"])
+        parts["final"] = Observation(**parts["final"]) if parts["final"] else None
+        return Episodes(**parts, controllers=tuple(controllers), reports=reports)
+
+
+def _named(record: Any, prefix: str = "") -> dict[str, Tensor]:
+    found: dict[str, Tensor] = {}
+    for field in fields(record):
+        value = getattr(record, field.name)
+        if isinstance(value, Tensor):
+            found[prefix + field.name] = value
+        elif is_dataclass(value):
+            found |= _named(value, f"{field.name}.")
+    return found
+
+
+def map_tensors(record: _Record, f: Callable[[Tensor], Tensor]) -> _Record:
+    """The same record with `f` of every tensor in it, also inside the records it holds. A policy's table of the heads
+    that each operation uses belongs to no row and stays."""
+
+    def mapped(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            return f(value)
+        return map_tensors(value, f) if is_dataclass(value) else value
+
+    names = (field.name for field in fields(record) if field.name != "uses")  # type: ignore[arg-type]
+    return replace(record, **{name: mapped(getattr(record, name)) for name in names})  # type: ignore[type-var]
+
+
+def stack_steps(records: Sequence[_Record]) -> _Record:
+    """Records of single steps [N, …] as one of [N, T, …]: every tensor is allocated once, at its size."""
+    columns = {field.name: [getattr(record, field.name) for record in records] for field in fields(records[0])}  # type: ignore[arg-type]
+    return replace(records[0], **{name: torch.stack(column, 1) for name, column in columns.items()})  # type: ignore[type-var]
+
+
+def join(parts: Sequence[Episodes]) -> Episodes:
+    """One after another, padded to the longest episode and the most slots among them; what one lacks, all lose."""
+    names = tuple(dict.fromkeys(name for part in parts for name in part.controllers))
+    steps = max(part.reward.shape[1] for part in parts)
+    slots = max(part.masks.slot.shape[-1] for part in parts)
+    padded = []
+    for part in parts:
+        index = torch.tensor([names.index(name) for name in part.controllers], device=part.controller.device)
+        wide = {name: _pad(name, tensor, steps, slots) for name, tensor in part.tensors().items()}
+        padded.append(wide | {"controller": index[part.controller]})
+    shared = [name for name in padded[0] if all(name in part for part in padded)]
+    reports = sum((part.reports for part in parts), ()) if all(part.reports for part in parts) else ()
+    return Episodes.of({name: torch.cat([part[name] for part in padded]) for name in shared}, names, reports)
+
+
+_SLOT_AXIS = {"slots": 2, "blueprints": 2, "costs": 2, "present": 2, "slot": 3, "blueprint": 2, "blend": 2}
+
+
+def _pad(name: str, tensor: Tensor, steps: int, slots: int) -> Tensor:
+    """Zeros (False: absent, illegal) where there was no step or no slot."""
+    if name in ("lengths", "draw", "controller"):
+        return tensor
+    owner, _, field = name.rpartition(".")
+    more = [0] * (2 * tensor.dim())  # as F.pad wants them: the last axis first, before and after
+    if owner != "final":
+        more[2 * (tensor.dim() - 2) + 1] = steps - tensor.shape[1]
+    axis = _SLOT_AXIS.get(field, 0) - (owner == "final")
+    if axis > 0 and tensor.shape[axis]:  # a policy that sees a plain vector has no slots to pad
+        more[2 * (tensor.dim() - 1 - axis) + 1] = slots - tensor.shape[axis]
+    return F.pad(tensor, more)
+
+
+def minibatches(rows: int, count: int, generator: torch.Generator) -> Iterator[Tensor]:
+    """One permutation of the rows, cut into at most `count` nearly equal parts."""
+    order = torch.randperm(rows, generator=generator, device=generator.device)
+    yield from torch.tensor_split(order, min(count, rows))
