@@ -14,7 +14,7 @@ from torch import Tensor
 from esper.agent.config import PPOConfig
 from esper.agent.metrics import UpdateMetrics
 from esper.agent.ppo import PPOAgent
-from esper.env.growth_env import EnvStep
+from esper.env.learner_env import EnvStep
 from esper.env.spaces import ActionMasks, Observation
 from esper.policy.distribution import GROWTH_ACTIONS, ActionSpace
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig

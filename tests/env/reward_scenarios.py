@@ -17,7 +17,7 @@ from esper.actions import BLENDS, WAIT, Action, Effect, Op
 from esper.engine.eager import EpochRecord
 from esper.engine.learner import TrainReport
 from esper.engine.measure import Evaluation
-from esper.env.growth_env import measured
+from esper.env.learner_env import measured
 from esper.env.reward import TERMS, Reward, RewardConfig
 from esper.env.reward.suspicion import KINDS as KINDS_OF_FINDINGS
 from esper.env.situation import Situation, SlotView

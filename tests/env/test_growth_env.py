@@ -18,7 +18,8 @@ from torch import nn
 from esper.actions import BLENDS, WAIT, Action, Op
 from esper.engine import prepare
 from esper.engine.learner import Learner
-from esper.env.growth_env import EnvStep, GrowthEnv
+from esper.env.growth_env import GrowthEnv
+from esper.env.learner_env import EnvStep
 from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS, decode, to_tensor
 from esper.env.reward import RewardConfig
 from esper.env.situation import Situation, as_tensors, observe

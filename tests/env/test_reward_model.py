@@ -10,7 +10,8 @@ from reward_scenarios import CLASSES, HOST, Kind, Paid, Pretended, Step, pay, pl
 from esper.actions import WAIT, Action, Op
 from esper.engine.governor import Fault, Verdict
 from esper.engine.measure import Evaluation
-from esper.env.growth_env import GrowthEnv, measured
+from esper.env.growth_env import GrowthEnv
+from esper.env.learner_env import measured
 from esper.env.reward import TERMS, LossScale, Reward, RewardColumns, RewardConfig
 from esper.env.reward.config import COST_TERMS
 from esper.env.world import World

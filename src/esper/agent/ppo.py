@@ -39,6 +39,9 @@ from esper.policy.network import FactoredRecurrentActorCritic, RecurrentState
 from esper.rollout.episodes import Episodes, map_tensors
 from esper.telemetry.gradients import one_device
 
+NO_LONGER_KEPT = ("recurrent/hidden", "recurrent/cell", "start")
+"""What older checkpoints hold of environments in the middle of an episode; rollouts are whole episodes now."""
+
 
 class PPOAgent:
     """PPO for one network, on one device."""
@@ -200,7 +203,7 @@ class PPOAgent:
         checkpoint = read_policy(path, self.device, values=True)
         check_same_network(checkpoint.data["network"], self.network.config)
         try:
-            self.load_state_dict(checkpoint.tensors)
+            self.load_state_dict({n: t for n, t in checkpoint.tensors.items() if n not in NO_LONGER_KEPT})
         except (DamagedCheckpointError, RuntimeError) as error:
             raise DamagedCheckpointError(
                 f"{path} is damaged: a run cannot go on from it ({first_line(error)})"

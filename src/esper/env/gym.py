@@ -23,7 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from esper.actions import BLENDS, WAIT, Action, Op
-from esper.env.growth_env import EnvStep, GrowthEnv, StepInfo
+from esper.env.growth_env import GrowthEnv
+from esper.env.learner_env import EnvStep, StepInfo
 from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SLOT_FIELDS
 from esper.env.reward.config import DISCOUNT, Mode, RewardConfig
 from esper.env.spaces import ActionMasks, Observation

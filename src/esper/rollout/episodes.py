@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.env.growth_env import StepInfo
+from esper.env.learner_env import StepInfo
 from esper.env.spaces import ActionMasks, Observation
 
 _Record = TypeVar("_Record")

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.actions import Action
-from esper.env.growth_env import EnvStep
+from esper.env.learner_env import EnvStep
 from esper.env.observation import to_tensor
 from esper.env.situation import Situation
 from esper.env.spaces import ActionMasks, Observation

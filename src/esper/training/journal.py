@@ -10,7 +10,7 @@ from statistics import fmean
 from torch import Tensor
 
 from esper.actions import HEAD_NAMES, HEADS_USED
-from esper.env.growth_env import StepInfo
+from esper.env.learner_env import StepInfo
 from esper.lifecycle import Stage
 from esper.rollout.episodes import Episodes
 from esper.telemetry.recorder import RunRecorder
