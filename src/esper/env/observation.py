@@ -193,12 +193,12 @@ def decode_one(row: Sequence[int], reason: str = "", probability: float | None =
 
 
 def to_tensor(actions: Sequence[Action]) -> Tensor:
-    """The inverse of `decode`: [N, heads] int64, 0 for what an operation does not use."""
-    names = blueprint_names()
+    """The inverse of `decode`: [N, heads] int64, 0 for what an operation does not use, -1 for an unknown blueprint."""
+    numbers = {name: number for number, name in enumerate(blueprint_names())}
     rows = [
         {
             "slot": action.slot or 0,
-            "blueprint": 0 if action.blueprint is None else names.index(action.blueprint),
+            "blueprint": 0 if action.blueprint is None else numbers.get(action.blueprint, -1),
             "blend": 0 if action.blend is None else BLENDS.index(action.blend),
             "op": int(action.op),
         }

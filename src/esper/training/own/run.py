@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from torch.utils._pytree import tree_leaves
 from esper.actions import Action
 from esper.engine.counterfactual import SeedValue, seed_values
 from esper.engine.eager import EagerEngine, EpochRecord
-from esper.engine.governor import Governor
 from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, evaluate, gather
+from esper.env.learner_env import EnvStep, LearnerEnv
 from esper.env.rent import RENT_RATE, extra_rent, score
-from esper.env.situation import observe
+from esper.env.situation import Situation
+from esper.env.spaces import ActionMasks, Observation
 from esper.errors import first_line
 from esper.growth.export import Saved, save
 from esper.growth.model import GrowingModel, Survey
@@ -28,6 +30,7 @@ from esper.growth.probe import call, untouched
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
+from esper.rollout.play import ControllerActor, StoppedError, play
 from esper.tasks.feed import Batch
 from esper.training.interrupt import interruptible
 from esper.training.own.history import History
@@ -98,29 +101,53 @@ def run_growth(
     on_epoch: OnEpoch | None,
     on_remark: Callable[[str], None],
 ) -> Grown:
-    """The loop: decide, step, note. The first learner grows; a second one is the control."""
+    """Play the training as one episode. The first learner grows; a second one is the control."""
     for remark in before.remarks:
         on_remark(remark)
     epochs = before.epochs
-    controllers: list[Controller] = [before.controller, NoGrowth()][: len(learners)]
-    for one in controllers:
-        one.reset([seed])
-    untrained = gather([learner.evaluate() for learner in learners])
-    _check_measured(untrained[0])
-    engine = EagerEngine(
-        learners, [Governor(learner, chance=chance) for learner, chance in zip(learners, untrained, strict=True)]
-    )
-    records: list[list[EpochRecord]] = [[] for _ in learners]
-    with interruptible() as interrupt:
-        while len(records[0]) < epochs and not interrupt.requested:
-            actions = [
-                one.decide([observe(learner, epochs, past, rent=before.rent)])[0]
-                for one, learner, past in zip(controllers, learners, records, strict=True)
-            ]
-            _step(engine, actions, records, min(MOST_ROLLBACKS, epochs))
-            if on_epoch is not None:
-                on_epoch(records[0][-1], records[1][-1] if len(records) > 1 else None)
-    return _finish(learners, before, untrained[0].accuracy, records[0], example, test)
+    env = OwnEnv(learners, epochs, before.rent)
+    actor = ControllerActor(EachItsOwn([before.controller, NoGrowth()][: len(learners)]))
+
+    def after_epoch(step: EnvStep) -> None:
+        for history, learner in zip(env.histories, learners, strict=True):
+            _check_going_on(history, min(MOST_ROLLBACKS, epochs), learner.model)
+        if on_epoch is not None:
+            on_epoch(*(history[-1] for history in env.histories[:2]), *[None] * (2 - len(learners)))
+
+    with interruptible() as interrupt, suppress(StoppedError):
+        play(env, actor, [seed] * len(learners), stop=lambda: interrupt.requested, on_step=after_epoch)
+    return _finish(learners, before, env.untrained[0].accuracy, env.histories[0], example, test)
+
+
+class OwnEnv(LearnerEnv):
+    """One training of one model, and of its control: an epoch that breaks is undone, and the training goes on."""
+
+    def __init__(self, learners: list[Learner], epochs: int, rent: float) -> None:
+        super().__init__(rent=rent, ends_when_undone=False)
+        self._training, self._epochs = learners, epochs
+        self.untrained: list[Evaluation] = []
+
+    def reset(self, draws: Sequence[int], *, held_out: bool = False) -> tuple[Observation, ActionMasks]:
+        engine = EagerEngine(self._training, [None] * len(self._training))
+        self.untrained, seen = self.start(engine, [self._epochs] * len(self._training))
+        _check_measured(self.untrained[0])
+        return seen
+
+
+class EachItsOwn:
+    """A controller for each network, which is given no other's situations."""
+
+    def __init__(self, controllers: Sequence[Controller]) -> None:
+        self.controllers = controllers
+        self.name = controllers[0].name
+
+    def reset(self, seeds: Sequence[int]) -> None:
+        for controller, seed in zip(self.controllers, seeds, strict=True):
+            controller.reset([seed])
+
+    def decide(self, situations: Sequence[Situation]) -> list[Action]:
+        pairs = zip(self.controllers, situations, strict=True)
+        return [controller.decide([situation])[0] for controller, situation in pairs]
 
 
 def _check_measured(evaluation: Evaluation) -> None:
@@ -132,16 +159,15 @@ def _check_measured(evaluation: Evaluation) -> None:
         )
 
 
-def _step(engine: EagerEngine, actions: list[Action], records: list[list[EpochRecord]], most_rollbacks: int) -> None:
-    """One epoch. One that breaks is undone and training goes on; when that does not help either, give up."""
-    for past, record in zip(records, engine.step(actions), strict=True):
-        past.append(record)
-        undone = [one for one in past[-most_rollbacks:] if one.verdict is not None]
-        if record.verdict is not None and len(undone) == most_rollbacks:
-            raise DivergedError(
-                f"training broke and was undone {most_rollbacks} times in a row; in epoch {record.epoch + 1}, "
-                f"{record.verdict.message}: {_remedy(engine.learners[0].model)}"
-            )
+def _check_going_on(past: Sequence[EpochRecord], most_rollbacks: int, model: nn.Module) -> None:
+    """An epoch that breaks is undone and training goes on; when that does not help either, give up."""
+    undone = [record for record in past[-most_rollbacks:] if record.verdict is not None]
+    verdict = past[-1].verdict
+    if verdict is not None and len(undone) == most_rollbacks:
+        raise DivergedError(
+            f"training broke and was undone {most_rollbacks} times in a row; in epoch {past[-1].epoch + 1}, "
+            f"{verdict.message}: {_remedy(model)}"
+        )
 
 
 def _remedy(model: nn.Module) -> str:
@@ -157,7 +183,7 @@ def _finish(
     learners: list[Learner],
     before: Outlook,
     untrained: float,
-    records: list[EpochRecord],
+    records: Sequence[EpochRecord],
     example: Any,
     test: Callable[[], Iterable[Batch]] | None,
 ) -> Grown:
