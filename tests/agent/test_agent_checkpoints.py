@@ -178,16 +178,16 @@ def test_an_agent_with_other_inputs_is_explained(tmp_path):
 
 def test_version_2_is_read_and_upgraded(tmp_path):
     """It differs from version 3 in the digest alone."""
-    path, agent = tmp_path / "a.safetensors", make_agent(CueMemory(2), PPOConfig(), 4)
+    path, agent = tmp_path / "a.safetensors", make_agent(CueMemory(2), PPOConfig())
     header = json.dumps({"version": 2, "data": {"network": config_data(agent.network.config)}})
     save_file(agent.state_dict(), path, metadata={"esper": header})
-    make_agent(CueMemory(2), PPOConfig(), 4, seed=5).load(path)
+    make_agent(CueMemory(2), PPOConfig(), seed=5).load(path)
     assert upgrade_checkpoint(path, tmp_path / "new.safetensors") == (2, tmp_path / "new.safetensors")
     assert inspect_checkpoint(path).version == 2
     assert upgrade_checkpoint(path) == (2, path)  # in place
     for upgraded in (path, tmp_path / "new.safetensors"):
         assert inspect_checkpoint(upgraded).version == CHECKPOINT_VERSION
-        other = make_agent(CueMemory(2), PPOConfig(), 4, seed=5)
+        other = make_agent(CueMemory(2), PPOConfig(), seed=5)
         other.load(upgraded)
         ours, theirs = agent.state_dict(), other.state_dict()
         assert all(torch.equal(ours[name], theirs[name]) for name in ours)

@@ -306,7 +306,7 @@ def test_the_kl_stop_comes_before_the_step():
     assert (metrics["epochs"], metrics["minibatches"], metrics["optimizer_steps"]) == (2, 2, 1)
     assert not torch.equal(before, weights(agent))
     free = random_rollout(5, minibatches=1, epochs=10, target_kl=None, learning_rate=1e-2)
-    assert update_of(free).optimizer_steps == 10
+    assert update_of(free)["optimizer_steps"] == 10
     assert metrics["kl_max"] > 1.5e-6
     assert metrics["kl_max"] == pytest.approx(metrics["approximate_kl"] * 2, rel=3.0)  # one exact, one sampled
 
@@ -379,7 +379,7 @@ def test_annealing_by_hand():
     assert [config.entropy_coefficient_at(u) for u in (1, 3, 5, 9)] == pytest.approx([0.1, 0.06, 0.02, 0.02])
     assert PPOConfig(entropy_coefficient=0.1).entropy_coefficient_at(100) == 0.1
     slower, episodes = random_rollout(1, learning_rate=1e-2, learning_rate_end=1e-4, anneal_updates=2)
-    assert update_of((slower, episodes)).learning_rate == 1e-2
+    assert update_of((slower, episodes))["learning_rate"] == 1e-2
     assert slower.config.learning_rate_at(2) == pytest.approx((1e-2 + 1e-4) / 2)
     assert slower.config.learning_rate_at(7) == pytest.approx(1e-4)
 

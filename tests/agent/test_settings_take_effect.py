@@ -32,7 +32,7 @@ def test_the_annealed_learning_rate_is_the_optimizers():
 
     def moved():
         before = {name: p.detach().clone() for name, p in agent.network.named_parameters()}
-        rate = agent.update(rollout(env, agent)).learning_rate
+        rate = agent.update(rollout(env, agent))["learning_rate"]
         return rate, {n for n, p in agent.network.named_parameters() if not torch.equal(p, before[n])}
 
     rate, changed = moved()
@@ -120,7 +120,7 @@ def test_masks_are_validated_where_the_setting_says_so():
 def test_the_kl_stop_is_at_one_and_a_half_times_the_target():
     """One step, then the KL that it made decides about the second: stopped just above 1.5 × target, not just below."""
     settings = {"minibatches": 1, "epochs": 2, "learning_rate": 1e-3}
-    kl = update_of(random_rollout(5, **settings, target_kl=None)).kl_max
+    kl = update_of(random_rollout(5, **settings, target_kl=None))["kl_max"]
     assert kl > 0.0
-    assert update_of(random_rollout(5, **settings, target_kl=kl / 1.52)).stopped_by_kl
-    assert not update_of(random_rollout(5, **settings, target_kl=kl / 1.48)).stopped_by_kl
+    assert update_of(random_rollout(5, **settings, target_kl=kl / 1.52))["stopped_by_kl"]
+    assert not update_of(random_rollout(5, **settings, target_kl=kl / 1.48))["stopped_by_kl"]

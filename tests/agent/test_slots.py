@@ -83,10 +83,10 @@ def test_trained_with_three_slots_right_with_1_5_and_12():
 
 def test_an_agent_for_one_slot_continues_from_its_checkpoint(tmp_path):
     """The only slot is certain, so no gradient reaches the slot head, and the optimizer has no moments for it."""
-    agent, generator = slots_agent(1), torch.Generator().manual_seed(0)
+    agent, generator = slots_agent(), torch.Generator().manual_seed(0)
     agent.update(play(Growing(16, 1, generator), agent.actor(0), range(16)))
     agent.save(tmp_path / "a")
-    resumed = slots_agent(1)
+    resumed = slots_agent()
     resumed.load(tmp_path / "a")
     ours, theirs = agent.state_dict(), resumed.state_dict()
     assert ours.keys() == theirs.keys()

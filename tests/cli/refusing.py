@@ -30,7 +30,7 @@ WORK = (
     "training.comparison.compare",
     "training.evaluation.record_job",
     "training.fleet.start_workers",
-    "training.growing.run_growth",
+    "training.own.grow.run_growth",
     "training.loop.Trainer.run",
     "training.speed.measure_steps",
     "training.tuning.run_jobs",

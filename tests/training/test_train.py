@@ -9,6 +9,7 @@ import json
 import os
 import pickle
 import random
+import re
 import resource
 import signal
 import sqlite3
@@ -21,9 +22,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from esper.env.reward.detectors import Finding, Kind
-from esper.env.reward.traces import SeedTrace
 from tiny_family import TinyFamily
+from torch import Tensor
 
 from esper.agent.actor import PolicyActor
 from esper.agent.config import PPOConfig
@@ -32,7 +32,7 @@ from esper.cli import main
 from esper.engine.precision import Precision
 from esper.env.growth_env import GrowthEnv
 from esper.env.reward import RewardConfig
-from esper.env.situation import SlotView
+from esper.env.reward.suspicion import KINDS, Kind
 from esper.rollout.episodes import map_tensors
 from esper.telemetry.recorder import RunRecorder, StoreRecorder
 from esper.telemetry.records import Event
@@ -179,15 +179,15 @@ def test_everything_is_in_the_store(uninterrupted: Path) -> None:
 def test_suspicions_about_seeds_reach_the_record(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the slot, the seed and the episode that they are about (R115); here every measured seed is suspected."""
 
-    def suspect(epoch: int, slot: SlotView, trace: SeedTrace, *numbers: float, sure: bool) -> list[Finding]:
-        return [Finding(kind, epoch, slot.index, slot.path, trace.seed, slot.blueprint, 9.0, -2.0)]
+    def suspect(contribution: Tensor, *others: Tensor) -> Tensor:
+        return torch.tensor([one == kind for one in KINDS]).expand(*contribution.shape, len(KINDS))
 
     class Events(RunRecorder):
         def event(self, event: Event) -> None:
             seen.append(event)
 
     seen: list[Event] = []
-    monkeypatch.setattr("esper.env.reward.model.detect", suspect)
+    monkeypatch.setattr("esper.env.reward.reward.suspicious", suspect)
     config = TrainConfig(task="tiny", envs=2, updates=1, evaluate_every=0)
     assert Trainer(config, recorder=Events(), family=TinyFamily(horizon=12)).run()
     found = [event for event in seen if event.kind == kind]
@@ -195,7 +195,9 @@ def test_suspicions_about_seeds_reach_the_record(kind: Kind, monkeypatch: pytest
     assert {event.slot for event in found} <= {"stages.0", "stages.1"}
     assert all(event.seed is not None and event.epoch is not None and event.env in (0, 1) for event in found)
     assert {(event.severity, event.update, event.arm) for event in found} == {("warning", 1, "train")}
-    assert "claims +9.0 points; the network gained -2.0 since it was planted" in found[0].message
+    assert re.search(
+        r"claims [+-]\d+\.\d points; the network gained [+-]\d+\.\d since it was planted", found[0].message
+    )
 
 
 def test_a_trained_controller_grows_a_model(uninterrupted: Path) -> None:

@@ -121,7 +121,7 @@ def _parse(name: str, words: list[str]) -> Command:
     file, words = _take(words, "--config")
     data, words = _in_full({} if file is None else read_table(Path(file)), words, getattr(kind, "SHORT", {}))
     given = {option: _take(words, f"--{option}")[0] or _text(data, option) for option in ("preset", "resume")}
-    default = kind.base(**given) if hasattr(kind, "base") else kind(**dict.fromkeys(required(kind), tyro.MISSING))
+    default = kind.base(**given) if getattr(kind, "base", None) else kind(**dict.fromkeys(required(kind), tyro.MISSING))
     default = settings_from(data, kind, str(file), default=default)
     with redirect_stderr(io.StringIO()) as said:
         try:

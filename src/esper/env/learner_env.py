@@ -67,10 +67,10 @@ class EnvStep:
     observation: Observation
     masks: ActionMasks
     reward: Tensor  # [N] float32
-    terms: Tensor  # [N, terms] float32, in the order of `TERMS`
     terminated: Tensor  # [N] bool: this step ended the episode
     acted: Tensor  # [N] bool
     infos: tuple[StepInfo | None, ...]
+    terms: Tensor | None = None  # [N, terms] float32, in the order of `TERMS`
 
 
 class LearnerEnv:
@@ -144,10 +144,10 @@ class LearnerEnv:
             observation,
             masks,
             rewards.total.float().to(self.device),
-            rewards.terms.float().to(self.device),
             ended.to(self.device),
             active.to(self.device),
             infos,
+            rewards.terms.float().to(self.device),
         )
 
     @property

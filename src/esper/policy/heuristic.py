@@ -49,7 +49,7 @@ class HeuristicSettings:
 
 _RANGES = {
     **dict.fromkeys(("first_epoch", "patience", "late_margin"), WHOLE_AT_LEAST_0),
-    **dict.fromkeys(("plateau_gain", "harm", "keep_above"), AT_LEAST_0),
+    **dict.fromkeys(("plateau_gain", "harm"), AT_LEAST_0),
     "plateau_epochs": WHOLE_AT_LEAST_1,  # a plateau needs two epochs to compare
 }
 
