@@ -77,7 +77,7 @@ def test_a_floor_may_be_set_for_a_policy_that_had_none(file: Path) -> None:
     start_from(ours, file)
     assert ours.network.config.floor == ours.teacher.config.floor == 0.02  # type: ignore[union-attr]
     env = OpConditional(80, seed=3)
-    assert ours.update(rollout(env, ours)).first_ratio_gap < 1e-5
+    assert ours.update(rollout(env, ours))["first_ratio_gap"] < 1e-5
 
 
 def test_the_weight_of_the_teacher_falls_to_zero() -> None:
