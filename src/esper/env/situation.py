@@ -7,9 +7,9 @@ was measured; what was not is None.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, overload
 
 from esper.actions import BLENDS, Action, Effect, Op
@@ -153,7 +153,7 @@ class Situations(Sequence[Situation]):
             host_parameters=model.host_parameters,
             budget=model.budget,
             seeds_left=None if math.isinf(left) else int(left),
-            slots=tuple(_slot_view(model, row, index, columns) for index in range(len(model.slots))),
+            slots=tuple(_slot_views(model, row, columns)),
             rent=self._rent,
             tensors=(seen[0].map(lambda t: t[row : row + 1]), seen[1].map(lambda t: t[row : row + 1])),
         )
@@ -172,33 +172,45 @@ def _lists(world: World) -> dict[str, Any]:
     return found | {name: getattr(world, name).tolist() for name in _OF_WORLD}
 
 
-def _slot_view(model: GrowingModel, row: int, index: int, columns: Mapping[str, Any]) -> SlotView:
-    slot, names = model.slots[index], blueprint_names()
-    at = {name: columns[name][row][index] for name in (*_OF_SLOTS, "position", "growable")}
-    return SlotView(
-        index=index,
-        path=slot.path,
-        layout=slot.shape.layout,
-        channels=slot.shape.channels,
-        position=at["position"],
-        stage=Stage(at["stage"]),
-        blueprint=None if at["blueprint"] < 0 else names[at["blueprint"]],
-        blend=None if at["blend"] < 0 else BLENDS[at["blend"]],
-        alpha=at["alpha"],
-        age=at["age"],
-        dwell=at["dwell"],
-        retiring=at["retiring"],
-        seeds_before=at["pruned"],
-        parameters=at["size"],
-        gradient=None if math.isnan(at["gradient"]) else at["gradient"],
-        shadow_benefit=contrast_of(at["shadow"]),
-        contribution=contrast_of(at["contribution"]),
-        staleness=at["age"] - at["measured_age"],
-        costs=model.costs(slot),
-        growable=frozenset(name for name, free in zip(names, at["growable"], strict=False) if free),
-        prunable=at["prunable"],
-        fossilizable=at["fossilizable"],
-    )
+def _slot_views(model: GrowingModel, row: int, columns: Mapping[str, Any]) -> Iterator[SlotView]:
+    """Positional, and with tables in place of constructors: a step of many networks makes hundreds of these."""
+    names = blueprint_names()
+    values = zip(*(columns[name][row] for name in (*_OF_SLOTS, "position", "growable")), strict=True)
+    for slot, value in zip(model.slots, values, strict=False):  # columns may be padded
+        stage, blueprint, blend, size, alpha, age, dwell, retiring, pruned, gradient, *rest = value
+        shadow, contribution, measured_age, prunable, fossilizable, position, growable = rest
+        yield SlotView(
+            slot.index,
+            slot.path,
+            slot.shape.layout,
+            slot.shape.channels,
+            position,
+            _STAGES[stage],
+            None if blueprint < 0 else names[blueprint],
+            None if blend < 0 else BLENDS[blend],
+            alpha,
+            age,
+            dwell,
+            retiring,
+            pruned,
+            size,
+            None if math.isnan(gradient) else gradient,
+            contrast_of(shadow),
+            contrast_of(contribution),
+            age - measured_age,
+            model.costs(slot),
+            _chosen(names, tuple(growable)),
+            prunable,
+            fossilizable,
+        )
+
+
+_STAGES = tuple(Stage)
+
+
+@lru_cache(4096)
+def _chosen(names: tuple[str, ...], flags: tuple[bool, ...]) -> frozenset[str]:
+    return frozenset(name for name, free in zip(names, flags, strict=False) if free)
 
 
 def observe(learner: Learner, horizon: int, history: Sequence[EpochRecord] = (), rent: float = RENT_RATE) -> Situation:
