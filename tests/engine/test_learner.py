@@ -252,3 +252,11 @@ def test_a_view_of_an_empty_slot_shows_nothing_of_the_seed_before() -> None:
     assert (view.alpha, view.age, view.dwell, view.staleness, view.parameters) == (0.0, 0, 0, 0, 0)
     learner.apply(germinate(0, "norm"))
     assert observe(learner, 20, []).slots[0].staleness == 0
+
+
+def test_an_engine_whose_learners_another_one_took_over_says_so() -> None:
+    learner = learner_for(BUILT_IN["mlp"])
+    first = EagerEngine([learner], [None])
+    EagerEngine([learner], [None]).step([WAIT])
+    with pytest.raises(RuntimeError, match="another engine has taken this learner over"):
+        first.step([WAIT])

@@ -129,6 +129,7 @@ class EagerEngine:
 
         A learner that is not `active` stays as it is, its action is ignored and its record is None.
         """
+        self._check_own()
         wanted = [True] * len(self.learners) if active is None else active
         rows = zip(self.learners, self.governors, actions, wanted, strict=True)
         chosen = [(learner, governor, action) for learner, governor, action, on in rows if on]
@@ -144,6 +145,13 @@ class EagerEngine:
         found = dict(zip((epoch.learner for epoch in epochs), self._end(epochs), strict=True))
         records = [found.get(learner) for learner in self.learners]
         return [record for record in records if record is not None] if active is None else records
+
+    def _check_own(self) -> None:
+        """An engine made later over the same learners has taken their columns: this one would advance nothing."""
+        for row, learner in enumerate(self.learners):
+            own = learner.model.lifecycle.columns.stage
+            if own.numel() and own.data_ptr() != self.columns.stage[row].data_ptr():
+                raise RuntimeError("another engine has taken this learner over: make a new engine for it")
 
     def _end(self, epochs: Sequence[_Epoch]) -> list[EpochRecord]:
         """Let the seeds of all networks move on at once, by what was measured, and the networks follow."""

@@ -49,7 +49,7 @@ def _results(w: World) -> list[Tensor]:
 def _training(w: World) -> list[Tensor]:
     """What is not a number in an epoch that broke counts as the worst."""
     since_best = (w.epoch - 1 - w.best_epoch).double() / w.horizon
-    gap = w.loss[:, 0] - w.train_loss
+    gap = torch.where(w.train_loss.isfinite(), w.loss[:, 0] - w.train_loss, math.inf)
     sizes = [squash(x.nan_to_num(math.inf), scale) for x, scale in ((w.train_loss, 20.0), (gap, 20.0))]
     columns = [*sizes, since_best, squash(w.host_gradient.nan_to_num(math.inf), 100.0)]
     return [torch.where(w.epoch > 0, column, NOT_MEASURED) for column in columns]

@@ -140,7 +140,7 @@ class World:
         accuracy = _column([record.measured.accuracy for record in happened])
         for history, latest in (
             (self.accuracy, accuracy),
-            (self.loss, _column([record.measured.loss for record in happened]).nan_to_num(math.inf)),
+            (self.loss, _column([record.measured.loss for record in happened]).nan_to_num(math.inf, posinf=math.inf)),
         ):
             history[rows] = torch.cat((latest[:, None], history[rows, :-1]), 1)
         better = accuracy > self.best[rows]

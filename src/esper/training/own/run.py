@@ -116,6 +116,8 @@ def run_growth(
 
     with interruptible() as interrupt, suppress(StoppedError):
         play(env, actor, [seed] * len(learners), stop=lambda: interrupt.requested, on_step=after_epoch)
+    if not env.histories[0]:  # stopped before there was anything to keep
+        raise KeyboardInterrupt
     return _finish(learners, before, env.untrained[0].accuracy, env.histories[0], example, test)
 
 
