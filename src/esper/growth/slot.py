@@ -77,7 +77,8 @@ class Slot:
         parameters = own_tensors(seed)[0]
         self.trained = [parameter for parameter in parameters if parameter.requires_grad]
         self.trained_size = sum(parameter.numel() for parameter in self.trained)
-        self.alpha, self._alpha_set = torch.zeros((), device=parameters[0].device), 0.0
+        precision = torch.promote_types(parameters[0].dtype, torch.float32)
+        self.alpha, self._alpha_set = torch.zeros((), device=parameters[0].device, dtype=precision), 0.0
         # What a seed that reads masks needs of the module's inputs; most read none, and pay nothing.
         self._inputs = argument_names(self.module) if seed.reads_mask else ()
         self._handle = self.module.register_forward_hook(self._hook, with_kwargs=True)

@@ -1,0 +1,113 @@
+"""AdamW for many networks at once: each has its own rate, warm-up, decay and number of steps.
+
+All of these are known before an epoch begins, so they are tables with one line per update, and an update reads its line:
+a CUDA graph of one update can be replayed for the whole epoch. Networks that make fewer updates than others stand still
+for the rest: weights, moments and step counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from esper.engine.prepare import DECAY
+
+BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
+"""torch's defaults, which every built-in task uses."""
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """Where networks [m] are in their training, float64 or int64."""
+
+    rate: Tensor
+    weight_decay: Tensor
+    updates: Tensor
+    """Per epoch."""
+    total: Tensor
+    """Updates of the whole run, over whose last part the rate falls to zero."""
+    made: Tensor
+    """Updates that the network has made."""
+
+    def of(self, networks: Tensor) -> Course:
+        return Course(*(getattr(self, name)[networks] for name in self.__slots__))
+
+
+@dataclass(slots=True)
+class Moments:
+    """What is trained [m, P], with Adam's running averages, and the steps [m] that it has made."""
+
+    weights: Tensor
+    first: Tensor
+    second: Tensor
+    steps: Tensor
+
+    @classmethod
+    def of(cls, weights: Tensor) -> Moments:
+        steps = torch.zeros(len(weights), dtype=torch.int64, device=weights.device)
+        return cls(weights, torch.zeros_like(weights), torch.zeros_like(weights), steps)
+
+    def select(self, rows: Tensor, width: int) -> Moments:
+        """Copies of some rows and their first columns, to work on."""
+        cut = (tensor[:, :width].index_select(0, rows) for tensor in (self.weights, self.first, self.second))
+        return Moments(*cut, self.steps[rows])
+
+    def write(self, rows: Tensor, worked: Moments, healthy: Tensor) -> None:
+        """Take over the rows that are `healthy`."""
+        width = worked.weights.shape[1]
+        for name in ("weights", "first", "second"):
+            kept = getattr(self, name)[:, :width]
+            kept.index_copy_(0, rows, torch.where(healthy[:, None], getattr(worked, name).detach(), kept[rows]))
+        self.steps.index_copy_(0, rows, torch.where(healthy, worked.steps, self.steps[rows]))
+
+    def plant(self, rows: Tensor, weights: Tensor) -> None:
+        """Something new begins in these rows."""
+        self.weights[rows, : weights.shape[1]] = weights.to(self.weights.dtype)
+        self.first[rows] = 0.0
+        self.second[rows] = 0.0
+        self.steps[rows] = 0
+
+
+class Updates:
+    """An epoch's updates of one set of weights; `course` is that of each row's network."""
+
+    def __init__(self, worked: Moments, course: Course, real: Tensor, *, young: bool) -> None:
+        """`real` [m, P] is what is no padding; `young`: the rate rises over the first epoch's updates, as a seed's does."""
+        self.worked = worked
+        self._real = None if bool(real.all()) else real.to(worked.weights.dtype)
+        self.leaf = worked.weights.requires_grad_()
+        self.gradient = torch.zeros(len(worked.weights), dtype=worked.weights.dtype, device=worked.weights.device)
+        """[m] squared norm of the gradient at the last update of each row."""
+        most = int(course.updates.max())
+        update = torch.arange(most, device=course.rate.device)[:, None]  # [updates, 1]
+        active = update < course.updates
+        step = (worked.steps + torch.minimum(update + 1, course.updates)).double()
+        share = ((course.total - course.made - update) / (DECAY * course.total)).clamp(0.0, 1.0)
+        rate = course.rate * share * active
+        if young:
+            rate = rate * (step / course.updates).clamp(max=1.0)
+        correction = (1.0 - BETA2**step).sqrt()
+        self._same = bool((course.updates == most).all())
+        columns = [rate * correction / (1.0 - BETA1**step), EPSILON * correction, 1.0 - rate * course.weight_decay]
+        columns += [(1.0 - BETA1) * active, (1.0 - BETA2) * active, (update == course.updates - 1).double()]
+        self._table = torch.stack(columns, -1).to(worked.weights.dtype)  # [updates, m, 6]
+        self._steps = torch.minimum(course.updates, torch.full_like(course.updates, most))
+
+    @torch.no_grad()
+    def step(self, gradient: Tensor, update: Tensor) -> None:
+        """One update; `update` [1] is its number."""
+        size, small, kept, new1, new2, last = self._table.index_select(0, update)[0].unsqueeze(-1).unbind(1)  # [m, 1]
+        w = self.worked
+        gradient = gradient if self._real is None else gradient * self._real
+        w.first.lerp_(gradient, 1.0 - BETA1 if self._same else new1)
+        square = gradient.square()
+        w.second.lerp_(square, 1.0 - BETA2 if self._same else new2)
+        self.gradient.copy_(torch.where(last.squeeze(1) > 0, square.sum(1), self.gradient))
+        self.leaf.mul_(kept).addcdiv_(w.first * -size, w.second.sqrt().add_(small))
+
+    def finish(self) -> Moments:
+        self.worked.weights = self.leaf.detach()
+        self.worked.steps = self.worked.steps + self._steps
+        return self.worked

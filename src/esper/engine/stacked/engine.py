@@ -1,0 +1,252 @@
+"""The stacked engine: N networks in a few stacks, advanced by one epoch at a time. Everything that it says is columns.
+
+It does what `EagerEngine.step` does, for all networks at once: act, train, measure, judge, move on. All networks begin
+together, so all whose episodes go on are in the same epoch. An epoch that the governor undoes ends its episode.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from esper.actions import BLENDS, Op
+from esper.engine.epoch import EpochColumns
+from esper.engine.governor_columns import GovernorColumns
+from esper.engine.stacked.composition import Lives
+from esper.engine.stacked.stack import Measured, Stack
+from esper.engine.stacked.training import EpochOfUpdates, Trained
+from esper.growth.blueprints import LAYOUTS, blueprint_names
+from esper.lifecycle import LIVE, Rules
+from esper.slot_columns import CONTRAST, SlotColumns
+from esper.tasks.problems import Problems
+
+_GATED = BLENDS.index("gated")
+_LAYOUTS = tuple(LAYOUTS)
+
+
+class _Results:
+    """What the stacks have found in an epoch, put together: columns of all networks, NaN where none took part."""
+
+    def __init__(self, networks: int, slots: int, device: torch.device) -> None:
+        def column(*more: int) -> Tensor:
+            return torch.full((networks, *more), math.nan, dtype=torch.float64, device=device)
+
+        self.train_loss, self.host_gradient, self.seed_gradient = column(), column(), column(slots)
+        self.finite = torch.ones(networks, dtype=torch.bool, device=device)
+        self.accuracy, self.loss = column(), column()
+        self.shadow, self.contribution = column(slots, len(CONTRAST)), column(slots, len(CONTRAST))
+
+    def take(self, places: Tensor, trained: Trained, measured: Measured) -> None:
+        slots = trained.seed_gradient.shape[1]
+        self.train_loss[places], self.host_gradient[places] = trained.loss, trained.host_gradient
+        self.seed_gradient[places, :slots] = trained.seed_gradient
+        self.finite[places] = trained.finite
+        self.accuracy[places], self.loss[places] = measured.accuracy, measured.loss
+        self.shadow[places, :slots], self.contribution[places, :slots] = measured.shadow, measured.contribution
+
+
+class StackedEngine:
+    """N networks; `groups` are problems of one form each, with the places of their networks among the N."""
+
+    def __init__(
+        self,
+        groups: Sequence[tuple[Sequence[int], Problems]],
+        *,
+        rules: Rules | None = None,
+        width: int | None = None,
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        """`width` is the number of slots that the columns have room for; None is the most that a network has."""
+        self.device = groups[0][1].train_x.device
+        self.stacks = [Stack(problems, dtype) for _, problems in groups]
+        self._places_cpu = [np.array(places) for places, _ in groups]
+        self.places = [torch.from_numpy(places).to(self.device) for places in self._places_cpu]
+        self.networks = sum(len(stack) for stack in self.stacks)
+        slots = [0] * self.networks
+        for (places, problems), _ in zip(groups, self.stacks, strict=True):
+            for place in places:
+                slots[place] = problems.form.stages
+        self.columns = SlotColumns.empty(slots, [rules or Rules()] * self.networks, self.device, width)
+        self.width = self.columns.present.shape[1]
+        self.epoch = 0
+        self.born = torch.zeros(self.networks, dtype=torch.int64, device=self.device)
+        self.governor = GovernorColumns(self.networks, self.device)
+        self._describe()
+
+    def _describe(self) -> None:
+        """What does not change: sizes, limits, layouts."""
+        n, width, names = self.networks, self.width, len(blueprint_names())
+        real = {"dtype": torch.float64, "device": self.device}
+        self.seed_sizes = torch.full((n, width, names), math.nan, **real)  # type: ignore[arg-type]
+        self.gate_sizes = torch.zeros((n, width), dtype=torch.int64, device=self.device)
+        self.layout = torch.zeros((n, width), dtype=torch.int64, device=self.device)
+        self.channels = torch.zeros((n, width), **real)  # type: ignore[arg-type]
+        self.position = torch.zeros((n, width), **real)  # type: ignore[arg-type]
+        self.host_parameters = torch.zeros(n, **real)  # type: ignore[arg-type]
+        self.budget = torch.zeros(n, **real)  # type: ignore[arg-type]
+        self.max_seeds = torch.zeros(n, **real)  # type: ignore[arg-type]
+        self.horizon = torch.zeros(n, dtype=torch.int64, device=self.device)
+        self.classes = torch.zeros(n, dtype=torch.int64, device=self.device)
+        for stack, places in zip(self.stacks, self.places, strict=True):
+            problems, stages = stack.problems, stack.slots
+            self.seed_sizes[places, :stages], self.gate_sizes[places, :stages] = stack.costs()
+            self.layout[places, :stages] = _LAYOUTS.index(problems.form.layout)
+            self.channels[places, :stages] = problems.widths.double()
+            self.position[places, :stages] = torch.arange(stages, **real) / max(1, stages - 1)  # type: ignore[arg-type]
+            self.host_parameters[places] = stack.hosts.table.sizes.double()
+            self.budget[places], self.max_seeds[places] = problems.budget, problems.max_seeds
+            self.horizon[places] = problems.horizon
+            self.classes[places] = problems.form.classes
+
+    @property
+    def costs(self) -> Tensor:
+        """[N, S, B] parameters that the budget must have room for: with a gate."""
+        return self.seed_sizes + self.gate_sizes[..., None]
+
+    def begin(self) -> tuple[Tensor, Tensor]:
+        """Accuracy and loss [N] of the untrained networks: what chance looks like."""
+        everyone = [np.arange(len(stack)) for stack in self.stacks]
+        lives = self._lives()
+        found = [self._measure_kept(i, rows, lives) for i, rows in enumerate(everyone)]
+        accuracy, loss = self._column(math.nan), self._column(math.nan)
+        for places, measured in zip(self.places, found, strict=True):
+            accuracy[places], loss[places] = measured.accuracy, measured.loss
+        self.governor.begin(accuracy, loss)
+        return accuracy, loss
+
+    # -- one epoch -------------------------------------------------------------------------------------------------------
+
+    def step(self, actions: Tensor, allowed: Tensor, active: Tensor) -> EpochColumns:
+        """Act, train, measure, move on. `actions` [N, heads]; `allowed` [N] bool: the action is legal; networks that
+        are not `active` [N] stay as they are."""
+        changed = self._act(actions, allowed & active)
+        self.columns.begin_epoch()
+        stage, alpha = self.columns.stage.clone(), self.columns.alpha.clone()
+        lives, on = self._lives(), active.cpu().numpy()
+        parameters = self.host_parameters + self.columns.size.sum(1)
+        epochs, results = [], _Results(self.networks, self.width, self.device)
+        for i, (stack, places) in enumerate(zip(self.stacks, self.places, strict=True)):
+            local = np.flatnonzero(on[self._places_cpu[i]])
+            if len(local) == 0:
+                continue
+            rows = torch.from_numpy(local).to(self.device)
+            own = lives.select(self._places_cpu[i][local]).cut(stack.slots)
+            epoch = EpochOfUpdates(stack, rows, own, self.epoch)
+            epoch.run()
+            results.take(places[rows], epoch.report(), stack.measure(rows, own, epoch=epoch))
+            epochs.append((places[rows], epoch))
+        fault, seen, limit = self.governor.check(
+            results.train_loss, results.finite, results.loss, results.accuracy, alpha, self.columns.seed, active
+        )
+        healthy = fault < 0
+        for places, epoch in epochs:
+            epoch.commit(healthy[places])
+        self.governor.keep(results.train_loss, results.loss, results.accuracy, healthy & active)
+        self._undo(fault, results)
+        parameters = torch.where(healthy, parameters, self.host_parameters + self.columns.size.sum(1))
+        self._move_on(results, healthy, active)
+        self.epoch += 1
+        nothing = ~active
+        slot, blueprint, blend, op = actions.unbind(1)
+        return EpochColumns(
+            played=active,
+            op=torch.where(nothing, -1, op),
+            slot=slot,
+            blueprint=blueprint,
+            blend=blend,
+            changed=changed,
+            train_loss=results.train_loss,
+            host_gradient=results.host_gradient,
+            seed_gradient=results.seed_gradient,
+            accuracy=results.accuracy,
+            loss=results.loss,
+            shadow=results.shadow,
+            contribution=results.contribution,
+            stage=stage,
+            alpha=alpha,
+            parameters=parameters,
+            fault=fault,
+            fault_seen=seen,
+            fault_limit=limit,
+        )
+
+    def _act(self, actions: Tensor, allowed: Tensor) -> Tensor:
+        """Carry out what is legal; [N] bool: what had an effect."""
+        slot, blueprint, blend, op = actions.unbind(1)
+        here = (torch.arange(self.width, device=self.device) == slot[:, None]) & allowed[:, None]  # [N, S]
+        grows = allowed & (op == Op.GERMINATE)
+        self.born += grows
+        size = self.seed_sizes.gather(2, blueprint.clamp(min=0)[:, None, None].expand(-1, self.width, 1)).squeeze(2)
+        size = size.nan_to_num(0.0).long() + torch.where(blend == _GATED, 1, 0)[:, None] * self.gate_sizes
+        values = (self.born[:, None], blueprint[:, None], blend[:, None], size)
+        self.columns.germinate(here & grows[:, None], *values)
+        self.columns.prune(here & (op == Op.PRUNE)[:, None])
+        self.columns.fossilize(here & (op == Op.FOSSILIZE)[:, None])
+        self._plant(grows, slot, blueprint, blend)
+        return allowed & (op != Op.WAIT)
+
+    def _plant(self, grows: Tensor, slot: Tensor, blueprint: Tensor, blend: Tensor) -> None:
+        chosen = grows.cpu().numpy()
+        for i, (stack, places) in enumerate(zip(self.stacks, self.places, strict=True)):
+            local = np.flatnonzero(chosen[self._places_cpu[i]])
+            if len(local):
+                rows = torch.from_numpy(local).to(self.device)
+                at = places[rows]
+                stack.plant(rows, slot[at], blueprint[at], self.born[at])
+
+    def _undo(self, fault: Tensor, results: _Results) -> None:
+        """Networks whose epoch was undone lose their unfinished seeds, and are measured as they were before it."""
+        broken = fault >= 0
+        found = broken.cpu().numpy()
+        if not found.any():
+            return
+        self.columns.prune(broken[:, None] & self.columns.within(LIVE), at_once=True)
+        lives = self._lives()
+        for i, places in enumerate(self.places):
+            local = np.flatnonzero(found[self._places_cpu[i]])
+            if len(local):
+                measured = self._measure_kept(i, local, lives)
+                at = places[torch.from_numpy(local).to(self.device)]
+                results.accuracy[at], results.loss[at] = measured.accuracy, measured.loss
+
+    def _move_on(self, results: _Results, healthy: Tensor, active: Tensor) -> None:
+        """The end of the epoch in the columns. What was measured in an undone epoch does not count, and in a run's last
+        epoch the seeds stay what they were when the network was measured."""
+        counts = (healthy & active)[:, None]
+        gradient = torch.where(counts, results.seed_gradient, math.nan)
+        shadow, contribution = (
+            torch.where(counts[..., None], contrast, math.nan) for contrast in (results.shadow, results.contribution)
+        )
+        self.columns.measure(gradient, shadow, contribution)
+        last = self.epoch + 1 >= self.horizon
+        self.columns.end_epoch(active & (~healthy | ~last))
+
+    # -- parts -----------------------------------------------------------------------------------------------------------
+
+    def evaluate_test(self) -> tuple[Tensor, Tensor]:
+        """Accuracy and loss [N] on the test sets. For judging only: nothing that learns may look at it."""
+        accuracy, loss, lives = self._column(math.nan), self._column(math.nan), self._lives()
+        for i, places in enumerate(self.places):
+            measured = self._measure_kept(i, np.arange(len(places)), lives, test=True)
+            accuracy[places], loss[places] = measured.accuracy, measured.loss
+        return accuracy, loss
+
+    def _measure_kept(self, stack: int, local: np.ndarray, lives: Lives, *, test: bool = False) -> Measured:
+        """Networks as they are kept, without contrasts."""
+        own = lives.select(self._places_cpu[stack][local]).cut(self.stacks[stack].slots)
+        rows = torch.from_numpy(local).to(self.device)
+        return self.stacks[stack].measure(rows, own, contrasts=False, test=test)
+
+    def _lives(self) -> Lives:
+        """Of all networks: one transfer."""
+        c = self.columns
+        together = torch.stack([c.stage.double(), c.blueprint.double(), c.blend.double(), c.alpha])
+        stage, blueprint, blend, alpha = together.cpu().numpy()
+        return Lives(stage.astype(np.int64), blueprint.astype(np.int64), blend == _GATED, alpha)
+
+    def _column(self, value: float, *more: int) -> Tensor:
+        return torch.full((self.networks, *more), value, dtype=torch.float64, device=self.device)

@@ -1,0 +1,351 @@
+"""The built-in blueprints for many networks at once. Each is the plain class of the same name over padded channels.
+
+A blueprint has three functions of the same networks: its parameters, the constants that its pass needs (true counts,
+masks), and the pass itself. `growth/blueprints` stays the reference: tests compare each of them with it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.engine.stacked import operations as ops
+from esper.engine.stacked.parameters import Axis, Parameter, affine, linear, weight_and_bias
+from esper.growth.blueprints import Layout
+
+Weights = Mapping[str, Tensor]
+Constants = dict[str, Tensor | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The slot of V networks: true channels [V] of `padded`, in a layout with these sizes."""
+
+    layout: Layout
+    channels: Tensor
+    padded: int
+    sizes: tuple[int, ...]
+    dtype: torch.dtype
+
+    @property
+    def is_map(self) -> bool:
+        return self.layout.startswith("conv")
+
+    @property
+    def axis(self) -> Axis:
+        return self.wide(1)
+
+    def wide(self, times: int) -> Axis:
+        return Axis(((times * self.channels, times * self.padded),))
+
+    def fixed(self, size: int) -> Axis:
+        return Axis(((torch.full_like(self.channels, size), size),))
+
+    @property
+    def kernel(self) -> int:
+        """Of convolutional seeds: `ConvResidual.WIDTH`."""
+        return 5 if self.layout == "conv1d" else 3
+
+    def counted(self, name: str, channels: Tensor, padded: int, positions: int = 1) -> Constants:
+        """True numbers that a norm over `channels` (and positions) sees, and which channels are true."""
+        shape = [1] * (2 + len(self.sizes))
+        mask = torch.arange(padded, device=channels.device) < channels[:, None]
+        full = bool(mask.all())
+        counts = (channels * positions).to(self.dtype).view(-1, *shape)
+        return {
+            f"{name}_counts": counts,
+            f"{name}_mask": None if full else mask.to(self.dtype).view(len(channels), *shape[:-1], padded),
+        }
+
+    @property
+    def positions(self) -> int:
+        count = 1
+        for size in self.sizes:
+            count *= size
+        return count
+
+
+@dataclass(frozen=True, slots=True)
+class BatchedBlueprint:
+    """One kind of seed."""
+
+    parameters: Callable[[Place], list[Parameter]]
+    constants: Callable[[Place], Constants]
+    forward: Callable[[Weights, Constants, Tensor], Tensor]
+    """(weights, constants, h [V, batch, *sizes, channels]) → the same shape."""
+
+
+def _tensor(constants: Constants, name: str) -> Tensor:
+    found = constants[name]
+    assert found is not None
+    return found
+
+
+def _example_norm(w: Weights, name: str, k: Constants, count: str, h: Tensor) -> Tensor:
+    """GroupNorm of one group: over a whole example."""
+    axes = range(2, h.dim())
+    return ops.normalise(h, w[f"{name}.weight"], w[f"{name}.bias"], tuple(axes), _tensor(k, f"{count}_counts"), k[f"{count}_mask"])
+
+
+def _position_norm(w: Weights, name: str, k: Constants, h: Tensor) -> Tensor:
+    """LayerNorm: over the channels of a position."""
+    return ops.normalise(h, w[f"{name}.weight"], w[f"{name}.bias"], (-1,), _tensor(k, "h_counts"), k["h_mask"])
+
+
+def _of_position(place: Place) -> Constants:
+    return place.counted("h", place.channels, place.padded)
+
+
+def _of_example(place: Place) -> Constants:
+    return place.counted("h", place.channels, place.padded, place.positions)
+
+
+def _nothing(place: Place) -> Constants:
+    return {}
+
+
+# -- norm ---------------------------------------------------------------------------------------------------------------
+
+
+def _norm_parameters(place: Place) -> list[Parameter]:
+    mix = Parameter("mix", (place.axis, *[place.fixed(1)] * (len(place.sizes) if place.is_map else 0)), value=0.0)
+    # torch lists a module's own parameters before those of its parts; nothing is drawn here, so the order is free.
+    return [mix, *affine("norm", place.axis)]
+
+
+def _mixed_norm(w: Weights, h: Tensor, normed: Tensor) -> Tensor:
+    return h + torch.tanh(ops.spread(w["mix"].flatten(1), h)) * (normed - h)
+
+
+def _conv_norm(w: Weights, k: Constants, h: Tensor) -> Tensor:
+    return _mixed_norm(w, h, _example_norm(w, "norm", k, "h", h))
+
+
+def _feature_norm(w: Weights, k: Constants, h: Tensor) -> Tensor:
+    return _mixed_norm(w, h, _position_norm(w, "norm", k, h))
+
+
+# -- feature maps -------------------------------------------------------------------------------------------------------
+
+
+def _squeeze_parameters(place: Place) -> list[Parameter]:
+    hidden = Axis((((place.channels // 4).clamp(min=1), max(1, place.padded // 4)),))
+    # In the order in which the plain class makes them: the last layer first.
+    return [*linear("decide.2", place.axis, hidden, value=0.0), *linear("decide.0", hidden, place.axis)]
+
+
+def _squeeze(w: Weights, k: Constants, h: Tensor) -> Tensor:
+    means = ops.positions(h).mean(2)  # [V, batch, channels]
+    hidden = F.silu(ops.linear(means, w["decide.0.weight"], w["decide.0.bias"]))
+    scale = 2 * torch.sigmoid(ops.linear(hidden, w["decide.2.weight"], w["decide.2.bias"]))
+    return h * scale.view(*scale.shape[:2], *[1] * (h.dim() - 3), -1)
+
+
+def _conv(name: str, place: Place, outputs: Axis, inputs: Axis, kernel: int, **settings: float | bool) -> list[Parameter]:
+    taps = [place.fixed(kernel)] * len(place.sizes)
+    fan_in = inputs.true * kernel ** len(place.sizes)
+    return weight_and_bias(name, (outputs, inputs, *taps), fan_in, **settings)  # type: ignore[arg-type]
+
+
+def _depthwise_parameters(place: Place) -> list[Parameter]:
+    return [
+        *_conv("body.0", place, place.axis, place.fixed(1), place.kernel, bias=False),
+        *affine("body.1", place.axis),
+        *_conv("body.3", place, place.axis, place.axis, 1, value=0.0),
+    ]
+
+
+def _depthwise(w: Weights, k: Constants, h: Tensor) -> Tensor:
+    seen = ops.convolve_depthwise(h, w["body.0.weight"])
+    seen = F.relu(_example_norm(w, "body.1", k, "h", seen))
+    return h + ops.convolve(seen, w["body.3.weight"], w["body.3.bias"])
+
+
+def _pair_parameters(place: Place, times: int, kernel: int) -> list[Parameter]:
+    hidden = place.wide(times)
+    return [
+        *_conv("body.0", place, hidden, place.axis, kernel, bias=False),
+        *affine("body.1", hidden),
+        *_conv("body.3", place, place.axis, hidden, kernel, value=0.0),
+    ]
+
+
+def _pair_constants(place: Place, times: int) -> Constants:
+    return place.counted("hidden", times * place.channels, times * place.padded, place.positions)
+
+
+def _pair(w: Weights, k: Constants, h: Tensor) -> Tensor:
+    hidden = ops.convolve(h, w["body.0.weight"])
+    hidden = F.relu(_example_norm(w, "body.1", k, "hidden", hidden))
+    return h + ops.convolve(hidden, w["body.3.weight"], w["body.3.bias"])
+
+
+def _pairs(times: int, kernel: Callable[[Place], int]) -> BatchedBlueprint:
+    return BatchedBlueprint(
+        lambda place: _pair_parameters(place, times, kernel(place)), lambda place: _pair_constants(place, times), _pair
+    )
+
+
+def _waist(place: Place) -> tuple[Tensor, int]:
+    channels = torch.minimum(place.channels, (place.channels // 4).clamp(min=4))
+    return channels, min(place.padded, max(4, place.padded // 4))
+
+
+def _bottleneck_parameters(place: Place) -> list[Parameter]:
+    waist = Axis((_waist(place),))
+    return [
+        *_conv("body.0", place, waist, place.axis, 1, bias=False),
+        *affine("body.1", waist),
+        *_conv("body.3", place, waist, waist, place.kernel, bias=False),
+        *affine("body.4", waist),
+        *_conv("body.6", place, place.axis, waist, 1, value=0.0),
+    ]
+
+
+def _bottleneck(w: Weights, k: Constants, h: Tensor) -> Tensor:
+    waist = F.relu(_example_norm(w, "body.1", k, "waist", ops.convolve(h, w["body.0.weight"])))
+    waist = F.relu(_example_norm(w, "body.4", k, "waist", ops.convolve(waist, w["body.3.weight"])))
+    return h + ops.convolve(waist, w["body.6.weight"], w["body.6.bias"])
+
+
+# -- attention ----------------------------------------------------------------------------------------------------------
+
+
+def _attention_constants(place: Place) -> Constants:
+    head = (place.channels // ops.head_count(place.channels)).to(place.dtype)
+    constants = {"heads": ops.head_channels(place.channels, place.padded, place.dtype), "scale": head.rsqrt()}
+    if place.is_map:
+        return constants | _of_example(place) | {"places": ops.places(place.sizes, head.device, place.dtype)}
+    turn = ops.rotation(place.channels, place.padded, place.sizes[0], place.dtype)
+    return constants | _of_position(place) | dict(zip(("cosine", "sine", "swap"), turn, strict=True))
+
+
+def _conv_attention_parameters(place: Place) -> list[Parameter]:
+    codes = 8 * len(place.sizes)
+    seen = Axis((*place.axis.segments, *place.fixed(codes).segments))
+    both = Axis(place.axis.segments * 2)
+    return [
+        *affine("norm", place.axis),
+        *linear("query", place.axis, seen, bias=False),
+        *linear("key_value", both, seen, bias=False),
+        *linear("out", place.axis, place.axis, value=0.0),
+    ]
+
+
+def _conv_attention(w: Weights, k: Constants, h: Tensor) -> Tensor:
+    x = ops.positions(_example_norm(w, "norm", k, "h", h))  # [V, batch, positions, channels]
+    x = torch.cat([x, _tensor(k, "places").to(x.dtype).expand(*x.shape[:2], -1, -1)], -1)
+    query = ops.linear(x, w["query.weight"])
+    key, value = ops.linear(x, w["key_value.weight"]).chunk(2, -1)
+    seen = ops.attend(query, key, value, k["heads"], _tensor(k, "scale"), causal=False)
+    return h + ops.linear(seen, w["out.weight"], w["out.bias"]).view(h.shape)
+
+
+def _sequence_attention_parameters(place: Place) -> list[Parameter]:
+    return [
+        *affine("norm", place.axis),
+        *linear("query_key_value", Axis(place.axis.segments * 3), place.axis, bias=False),
+        *linear("out", place.axis, place.axis, value=0.0),
+    ]
+
+
+def _sequence_attention(w: Weights, k: Constants, h: Tensor) -> Tensor:
+    query, key, value = ops.linear(_position_norm(w, "norm", k, h), w["query_key_value.weight"]).chunk(3, -1)
+    turn = (_tensor(k, "cosine"), _tensor(k, "sine"), _tensor(k, "swap"))
+    query, key = ops.rotate(query, *turn), ops.rotate(key, *turn)
+    seen = ops.attend(query, key, value, k["heads"], _tensor(k, "scale"), causal=True)
+    return h + ops.linear(seen, w["out.weight"], w["out.bias"])
+
+
+# -- each position by itself ---------------------------------------------------------------------------------------------
+
+
+def _low_rank(most: int) -> BatchedBlueprint:
+    def parameters(place: Place) -> list[Parameter]:
+        rank = Axis(((place.channels.clamp(max=most), min(place.padded, most)),))
+        return [
+            *linear("down", rank, place.axis, bias=False),
+            *linear("up", place.axis, rank, bias=False, value=0.0),
+        ]
+
+    def forward(w: Weights, k: Constants, h: Tensor) -> Tensor:
+        return h + ops.linear(ops.linear(h, w["down.weight"]), w["up.weight"])
+
+    return BatchedBlueprint(parameters, _nothing, forward)
+
+
+def _feature_mlp(times: int) -> BatchedBlueprint:
+    def parameters(place: Place) -> list[Parameter]:
+        hidden = place.wide(times)
+        return [
+            *affine("norm", place.axis),
+            *linear("up", hidden, place.axis),
+            *linear("down", place.axis, hidden, value=0.0),
+        ]
+
+    def forward(w: Weights, k: Constants, h: Tensor) -> Tensor:
+        hidden = F.gelu(ops.linear(_position_norm(w, "norm", k, h), w["up.weight"], w["up.bias"]))
+        return h + ops.linear(hidden, w["down.weight"], w["down.bias"])
+
+    return BatchedBlueprint(parameters, _of_position, forward)
+
+
+_MAPS: dict[str, BatchedBlueprint] = {
+    "norm": BatchedBlueprint(_norm_parameters, _of_example, _conv_norm),
+    "squeeze_excite": BatchedBlueprint(_squeeze_parameters, _nothing, _squeeze),
+    "depthwise": BatchedBlueprint(_depthwise_parameters, _of_example, _depthwise),
+    "pointwise": _pairs(2, lambda place: 1),
+    "conv": _pairs(1, lambda place: place.kernel),
+    "wide": _pairs(4, lambda place: place.kernel),
+    "bottleneck": BatchedBlueprint(
+        _bottleneck_parameters, lambda place: place.counted("waist", *_waist(place), place.positions), _bottleneck
+    ),
+    "attention": BatchedBlueprint(_conv_attention_parameters, _attention_constants, _conv_attention),
+}
+_FEATURES: dict[str, BatchedBlueprint] = {
+    "norm": BatchedBlueprint(_norm_parameters, _of_position, _feature_norm),
+    "lora": _low_rank(8),
+    "mlp_small": _feature_mlp(2),
+    "mlp": _feature_mlp(4),
+}
+_SEQUENCES: dict[str, BatchedBlueprint] = {
+    **_FEATURES,
+    "lora_large": _low_rank(32),
+    "attention": BatchedBlueprint(_sequence_attention_parameters, _attention_constants, _sequence_attention),
+}
+BATCHED: dict[Layout, dict[str, BatchedBlueprint]] = {
+    "conv1d": _MAPS,
+    "conv2d": _MAPS,
+    "sequence": _SEQUENCES,
+    "dense": _FEATURES,
+}
+
+
+# -- the gate of the blend "gated" ----------------------------------------------------------------------------------------
+
+
+def gate_parameters(place: Place) -> list[Parameter]:
+    hidden = Axis((((place.channels // 4).clamp(min=4), max(4, place.padded // 4)),))
+    weight, bias = linear("decide.2", place.fixed(1), hidden)
+    return [weight, Parameter(bias.name, bias.axes, bias.fan_in, 2.0), *linear("decide.0", hidden, place.axis)]
+
+
+def gate_constants(place: Place) -> Constants:
+    """Of a mean over positions in a feature map, else of each position."""
+    found = place.counted("h", place.channels, place.padded)
+    if place.is_map:
+        return {name: None if t is None else t.flatten(1)[:, None] for name, t in found.items()}
+    return found
+
+
+def gate(w: Weights, k: Constants, h: Tensor, *, is_map: bool) -> Tensor:
+    """[V, batch, 1, …]: how open it is; one value per example, in a sequence one per position."""
+    seen = ops.positions(h).mean(2) if is_map else h
+    seen = ops.plain_norm(seen, _tensor(k, "h_counts"), k["h_mask"])
+    hidden = F.silu(ops.linear(seen, w["decide.0.weight"], w["decide.0.bias"]))
+    opening = torch.sigmoid(ops.linear(hidden, w["decide.2.weight"], w["decide.2.bias"]))
+    return opening.view(*opening.shape[:2], *[1] * (h.dim() - 2)) if is_map else opening

@@ -1,0 +1,172 @@
+"""Draws of a family as `Problems`: the same data, hosts, minibatches and first weights as the per-network engines see.
+
+Draws are sorted by the form of their hosts. What cannot be stacked (text, hosts of other classes, data that are
+augmented) is named with its reason, and played by another engine.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from esper.tasks.family import Draw
+from esper.tasks.hosts import Conv1dHost, Conv2dHost
+from esper.tasks.problems import Form, Problems
+from esper.tasks.registry import cross_entropy, percent_correct
+from esper.tasks.token_host import TokenHost
+
+
+def why_not_stacked(draw: Draw) -> str:
+    """Why a draw's problem cannot be part of a stack; empty if it can."""
+    task = draw.task
+    host = _host_class(draw)
+    if host not in (TokenHost, Conv1dHost, Conv2dHost):
+        return f"its host is {getattr(host, '__name__', host)}, which has no stacked form"
+    if task.augment:
+        return "its images are cropped and flipped"
+    if task.loss is not cross_entropy or task.score is not percent_correct:
+        return "its loss or its score is not that of a classification"
+    return ""
+
+
+def form_of(draw: Draw) -> Form:
+    """What the draw's host has in common with those that it can be stacked with."""
+    task, config = draw.task, _config(draw)
+    x, batch = task.splits.train.x, min(task.batch_size, len(task.splits.train))
+    stages = len(config["widths"])
+    if _host_class(draw) is TokenHost:
+        sizes, kernels, pooling, norm = tuple(x.shape[1:-1]), (1,) * stages, "average", False
+        layout, attends = ("sequence" if sizes else "dense"), tuple(config["attends"])
+    else:
+        sizes, kernels = tuple(x.shape[2:]), tuple(config["kernels"])
+        pooling, norm, attends = config.get("pooling", "max"), config.get("norm", True), (False,) * stages
+        layout = "conv1d" if len(sizes) == 1 else "conv2d"
+    pools = config.get("pools") or [2] * (stages - 1) + [1]
+    classes = len(task.labels)
+    return Form(layout, sizes, kernels, tuple(pools), pooling, attends, norm, classes, batch)  # type: ignore[arg-type]
+
+
+def stack_draws(draw_ids: Sequence[int], draws: Sequence[Draw], device: torch.device | str = "cpu") -> list[tuple[list[int], Problems]]:
+    """The draws sorted by form: for each form the places of its draws, and the problems."""
+    places: dict[tuple[Form, int, int], list[int]] = {}
+    for place, draw in enumerate(draws):
+        splits = draw.task.splits
+        places.setdefault((form_of(draw), len(splits.val), len(splits.test)), []).append(place)
+    return [
+        (some, _problems(form, [draw_ids[i] for i in some], [draws[i] for i in some], torch.device(device)))
+        for (form, _, _), some in places.items()
+    ]
+
+
+def _problems(form: Form, draw_ids: Sequence[int], draws: Sequence[Draw], device: torch.device) -> Problems:
+    configs = [_config(draw) for draw in draws]
+    stages = form.stages
+    is_map = form.layout.startswith("conv")
+    bends = [[c.get("activation", True)] * stages if is_map else c["bends"] for c in configs]
+    tasks = [draw.task for draw in draws]
+    splits = {
+        name: _padded([_channels_last(getattr(t.splits, name).x, is_map) for t in tasks], [getattr(t.splits, name).y for t in tasks], device)
+        for name in ("train", "val", "test")
+    }
+
+    def column(values: Sequence[float], dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype).to(device)
+
+    whole, real = torch.int64, torch.float64
+    seeds = [draw.seed for draw in draws]
+    plans = [partial(_minibatches, draw, form.batch_size) for draw in draws]
+    return Problems(
+        form=form,
+        draw=column(draw_ids, whole),
+        features=column([c["in_channels"] if is_map else c["features"] for c in configs], whole),
+        widths=torch.tensor([list(c["widths"]) for c in configs]).to(device),
+        bends=torch.tensor(bends).to(device),
+        learning_rate=column([t.learning_rate for t in tasks], real),
+        weight_decay=column([t.weight_decay for t in tasks], real),
+        updates=column([t.updates_per_epoch for t in tasks], whole),
+        horizon=column([draw.horizon for draw in draws], whole),
+        budget=column([math.inf if draw.budget is None else draw.budget for draw in draws], real),
+        max_seeds=column([math.inf if draw.max_seeds is None else draw.max_seeds for draw in draws], real),
+        examples=column([len(t.splits.train) for t in tasks], whole),
+        train_x=splits["train"][0],
+        train_y=splits["train"][1],
+        val_x=splits["val"][0],
+        val_y=splits["val"][1],
+        test_x=splits["test"][0],
+        test_y=splits["test"][1],
+        minibatches=_Plans(plans, device),
+        host_uniforms=partial(_host_uniforms, seeds, device),
+        seed_uniforms=partial(_seed_uniforms, seeds, device),
+        facts=tuple(dict(draw.facts) for draw in draws),
+    )
+
+
+class _Plans:
+    """The minibatches of some draws, as `TensorFeed` draws them: all epochs of a network from one generator, so they
+    are drawn once, when the network's first epoch is asked for."""
+
+    def __init__(self, draws: Sequence[partial[Tensor]], device: torch.device) -> None:
+        plans = [draw() for draw in draws]  # each [horizon, updates, batch]
+        epochs, updates = max(len(p) for p in plans), max(p.shape[1] for p in plans)
+        padded = [F.pad(p, (0, 0, 0, updates - p.shape[1], 0, epochs - len(p))) for p in plans]
+        self._plan = torch.stack(padded, 2).to(device)  # [epochs, updates, N, batch] int16
+
+    def __call__(self, rows: Tensor, epoch: int) -> Tensor:
+        return self._plan[epoch].index_select(1, rows).long()
+
+
+def _minibatches(draw: Draw, batch: int) -> Tensor:
+    task = draw.task
+    generator = torch.Generator().manual_seed(draw.seed)
+    shape = (draw.horizon, task.updates_per_epoch, batch)
+    return torch.randint(len(task.splits.train), shape, generator=generator).to(torch.int16)
+
+
+def _host_uniforms(seeds: Sequence[int], device: torch.device, rows: Tensor, count: int) -> Tensor:
+    return _uniforms([seeds[row] for row in rows.tolist()], count, device)
+
+
+def _seed_uniforms(seeds: Sequence[int], device: torch.device, rows: Tensor, born: Tensor, count: int) -> Tensor:
+    """`GrowingModel.germinate` seeds torch with the network's seed and the number of the seed."""
+    chosen = zip(rows.tolist(), born.tolist(), strict=True)
+    return _uniforms([seeds[row] * 1_000_003 + number for row, number in chosen], count, device)
+
+
+def _uniforms(seeds: Sequence[int], count: int, device: torch.device) -> Tensor:
+    generator, drawn = torch.Generator(), torch.empty(len(seeds), count)
+    for i, seed in enumerate(seeds):
+        torch.rand(count, generator=generator.manual_seed(seed), out=drawn[i])
+    return drawn.to(device)
+
+
+def _channels_last(x: Tensor, is_map: bool) -> Tensor:
+    return x.movedim(1, -1) if is_map else x
+
+
+def _padded(xs: Sequence[Tensor], ys: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+    """Zeros up to the most examples and the most features."""
+    examples, features = max(len(x) for x in xs), max(x.shape[-1] for x in xs)
+    x = torch.zeros((len(xs), examples, *xs[0].shape[1:-1], features))
+    y = torch.zeros((len(ys), examples), dtype=torch.int64)
+    for i, (inputs, targets) in enumerate(zip(xs, ys, strict=True)):
+        x[i, : len(inputs), ..., : inputs.shape[-1]] = inputs
+        y[i, : len(targets)] = targets
+    return x.to(device), y.to(device)
+
+
+def _host_class(draw: Draw) -> object:
+    make = draw.task.make_host
+    return make.func if isinstance(make, partial) else make
+
+
+def _config(draw: Draw) -> dict[str, object]:
+    """The settings of the draw's host, without building its weights."""
+    with torch.random.fork_rng(devices=[]), torch.device("meta"):
+        host: nn.Module = draw.task.make_host()
+    config: dict[str, object] = host.config  # type: ignore[assignment]
+    return config
