@@ -16,6 +16,7 @@ from torch import Tensor
 
 from esper.engine.stacked import seeds
 from esper.engine.stacked.adamw import Course, Moments
+from esper.engine.stacked.capture import Capture
 from esper.engine.stacked.composition import Composition, Lives, compose
 from esper.engine.stacked.hosts import StackedHosts, Statistics
 from esper.engine.stacked.parameters import Table
@@ -46,6 +47,7 @@ class Stack:
     def __init__(self, problems: Problems, dtype: torch.dtype = torch.float32) -> None:
         self.problems, self.dtype = problems, dtype
         self.device = problems.train_x.device
+        self.capture = Capture(self.device) if self.device.type == "cuda" else None
         self.hosts = StackedHosts(problems, dtype)
         n, form = len(problems), problems.form
         self.slots = form.stages

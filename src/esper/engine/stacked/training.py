@@ -127,6 +127,11 @@ class EpochOfUpdates:
             self.counter += 1
 
     def run(self) -> None:
+        if self.stack.capture is not None:
+            self.graph = self.stack.capture.record(self.update)
+            for _ in range(self.updates):
+                self.graph.replay()
+            return
         for _ in range(self.updates):
             self.update()
 

@@ -1,0 +1,48 @@
+"""One update of a stack as a CUDA graph: recorded once an epoch, on a stream of the stack's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+
+
+class Capture:
+    """A stream, and the memory in which a stack's graphs keep their activations.
+
+    `torch.cuda.graph` waits for the whole device and collects garbage before every capture; with some graphs per epoch
+    that would cost more than the captures, so the two calls that matter are made here.
+    """
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        # A pool is given back to the device when its last graph goes; an empty one keeps it.
+        self._keeper = torch.cuda.CUDAGraph()
+        with torch.cuda.stream(self.stream):
+            self._keeper.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+            torch.zeros(1, device=device)
+            self._keeper.capture_end()
+
+    @contextmanager
+    def active(self) -> Iterator[None]:
+        """Within, work is queued on the stack's own stream, after what was queued before."""
+        outside = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(outside)
+        with torch.cuda.stream(self.stream):
+            yield
+
+    def join(self) -> None:
+        """What is queued from here on waits for the stack's stream."""
+        torch.cuda.current_stream(self.device).wait_stream(self.stream)
+
+    def record(self, function: Callable[[], None]) -> torch.cuda.CUDAGraph:
+        graph = torch.cuda.CUDAGraph()
+        graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
+        try:
+            function()
+        finally:
+            graph.capture_end()
+        return graph
