@@ -1,8 +1,8 @@
 """Many problems of one form, side by side: what the stacked engine trains on.
 
 Problems whose hosts have the same form (`Form`) can be one network with tensors [N, …]; all that differs between them is
-a column. Inputs are channels last, [N, examples, *sizes, features], padded with zeros to the most examples and the
-most features of the batch.
+a column. Inputs are channels last, [N, examples, *sizes, features], padded with zeros at the end of each axis to the most
+examples, the largest sizes and the most features of the batch.
 """
 
 from __future__ import annotations
@@ -17,27 +17,16 @@ from esper.growth.blueprints import Layout
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What hosts must have in common to be stacked. The tuples have one entry per stage."""
+    """What hosts must have in common to be stacked."""
 
     layout: Layout
-    sizes: tuple[int, ...]
-    """Of an example, without features: () for vectors, (time,), (length,), (height, width)."""
-    kernels: tuple[int, ...]
-    """Odd; 1 where each position is mapped by itself. Always 1 for vectors and sequences."""
-    pools: tuple[int, ...]
-    """Factor by which the output of a stage is pooled; 1 is not at all."""
+    stages: int
     pooling: str
-    """"average" or "max"."""
-    attends: tuple[bool, ...]
-    """Sequences: causal attention of one head is added at the end of the stage."""
+    """Of feature maps: "average" or "max"; sequences are averaged."""
     norm: bool
-    """Feature maps: a batch norm follows each convolution, which then has no bias."""
+    """Of feature maps: a batch norm follows each convolution, which then has no bias."""
     classes: int
     batch_size: int
-
-    @property
-    def stages(self) -> int:
-        return len(self.pools)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -51,8 +40,16 @@ class Problems:
     """int64: true input features (channels) of each problem."""
     widths: Tensor
     """[N, stages] int64: true output channels of each stage."""
+    sizes: Tensor
+    """[N, axes] int64: true sizes of an example, without features: none for vectors, (time), (length), (height, width)."""
+    kernels: Tensor
+    """[N, stages] int64: of convolutions, odd; always 1 for vectors and sequences."""
+    pools: Tensor
+    """[N, stages] int64: factor by which the output of a stage is pooled; 1 is not at all. A remainder is dropped."""
     bends: Tensor
     """[N, stages] bool: a ReLU follows the (normalised) linear map."""
+    attends: Tensor
+    """[N, stages] bool: of sequences: causal attention of one head is added at the end of the stage."""
     learning_rate: Tensor
     """float64"""
     weight_decay: Tensor

@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.growth.blueprints import Layout
 from esper.tasks.family import Draw
 from esper.tasks.hosts import Conv1dHost, Conv2dHost
 from esper.tasks.problems import Form, Problems
@@ -38,17 +40,11 @@ def form_of(draw: Draw) -> Form:
     """What the draw's host has in common with those that it can be stacked with."""
     task, config = draw.task, _config(draw)
     x, batch = task.splits.train.x, min(task.batch_size, len(task.splits.train))
-    stages = len(config["widths"])
+    stages, classes = len(config["widths"]), len(task.labels)
     if _host_class(draw) is TokenHost:
-        sizes, kernels, pooling, norm = tuple(x.shape[1:-1]), (1,) * stages, "average", False
-        layout, attends = ("sequence" if sizes else "dense"), tuple(config["attends"])
-    else:
-        sizes, kernels = tuple(x.shape[2:]), tuple(config["kernels"])
-        pooling, norm, attends = config.get("pooling", "max"), config.get("norm", True), (False,) * stages
-        layout = "conv1d" if len(sizes) == 1 else "conv2d"
-    pools = config.get("pools") or [2] * (stages - 1) + [1]
-    classes = len(task.labels)
-    return Form(layout, sizes, kernels, tuple(pools), pooling, attends, norm, classes, batch)  # type: ignore[arg-type]
+        return Form("sequence" if x.dim() == 3 else "dense", stages, "average", False, classes, batch)
+    layout: Layout = "conv1d" if x.dim() == 3 else "conv2d"
+    return Form(layout, stages, config.get("pooling", "max"), config.get("norm", True), classes, batch)
 
 
 def stack_draws(draw_ids: Sequence[int], draws: Sequence[Draw], device: torch.device | str = "cpu") -> list[tuple[list[int], Problems]]:
@@ -85,7 +81,11 @@ def _problems(form: Form, draw_ids: Sequence[int], draws: Sequence[Draw], device
         draw=column(draw_ids, whole),
         features=column([c["in_channels"] if is_map else c["features"] for c in configs], whole),
         widths=torch.tensor([list(c["widths"]) for c in configs]).to(device),
+        sizes=torch.tensor([_sizes(t.splits.train.x, is_map) for t in tasks], dtype=whole).to(device),
+        kernels=torch.tensor([c["kernels"] if is_map else [1] * stages for c in configs]).to(device),
+        pools=torch.tensor([c.get("pools") or [2] * (stages - 1) + [1] for c in configs]).to(device),
         bends=torch.tensor(bends).to(device),
+        attends=torch.tensor([[False] * stages if is_map else c["attends"] for c in configs]).to(device),
         learning_rate=column([t.learning_rate for t in tasks], real),
         weight_decay=column([t.weight_decay for t in tasks], real),
         updates=column([t.updates_per_epoch for t in tasks], whole),
@@ -148,13 +148,17 @@ def _channels_last(x: Tensor, is_map: bool) -> Tensor:
     return x.movedim(1, -1) if is_map else x
 
 
+def _sizes(x: Tensor, is_map: bool) -> list[int]:
+    return list(x.shape[2:] if is_map else x.shape[1:-1])
+
+
 def _padded(xs: Sequence[Tensor], ys: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
-    """Zeros up to the most examples and the most features."""
-    examples, features = max(len(x) for x in xs), max(x.shape[-1] for x in xs)
-    x = torch.zeros((len(xs), examples, *xs[0].shape[1:-1], features))
-    y = torch.zeros((len(ys), examples), dtype=torch.int64)
+    """Zeros up to the most examples, the largest sizes and the most features."""
+    shape = [max(sizes) for sizes in zip(*(x.shape for x in xs), strict=True)]
+    x = torch.zeros((len(xs), *shape))
+    y = torch.zeros((len(ys), shape[0]), dtype=torch.int64)
     for i, (inputs, targets) in enumerate(zip(xs, ys, strict=True)):
-        x[i, : len(inputs), ..., : inputs.shape[-1]] = inputs
+        x[i][tuple(slice(size) for size in inputs.shape)] = inputs
         y[i, : len(targets)] = targets
     return x.to(device), y.to(device)
 
@@ -164,9 +168,9 @@ def _host_class(draw: Draw) -> object:
     return make.func if isinstance(make, partial) else make
 
 
-def _config(draw: Draw) -> dict[str, object]:
+def _config(draw: Draw) -> dict[str, Any]:
     """The settings of the draw's host, without building its weights."""
     with torch.random.fork_rng(devices=[]), torch.device("meta"):
         host: nn.Module = draw.task.make_host()
-    config: dict[str, object] = host.config  # type: ignore[assignment]
+    config: dict[str, Any] = host.config  # type: ignore[assignment]
     return config

@@ -135,15 +135,20 @@ class StackedEngine:
                 continue
             rows = torch.from_numpy(local).to(self.device)
             own = lives.select(self._places_cpu[i][local]).cut(stack.slots)
-            epoch = EpochOfUpdates(stack, rows, own, self.epoch)
-            epoch.run()
-            results.take(places[rows], epoch.report(), stack.measure(rows, own, epoch=epoch))
-            epochs.append((places[rows], epoch))
+            with stack.own_stream():
+                epoch, measuring = EpochOfUpdates(stack, rows, own, self.epoch), stack.prepare(rows, own)
+                epoch.run()
+                found = epoch.report(), stack.measure(measuring, epoch)
+            epochs.append((places[rows], epoch, found))
+        for stack in self.stacks:
+            stack.join()
+        for places, _, found in epochs:
+            results.take(places, *found)
         fault, seen, limit = self.governor.check(
             results.train_loss, results.finite, results.loss, results.accuracy, alpha, self.columns.seed, active
         )
         healthy = fault < 0
-        for places, epoch in epochs:
+        for places, epoch, _ in epochs:
             epoch.commit(healthy[places])
         self.governor.keep(results.train_loss, results.loss, results.accuracy, healthy & active)
         self._undo(fault, results)
@@ -239,7 +244,7 @@ class StackedEngine:
         """Networks as they are kept, without contrasts."""
         own = lives.select(self._places_cpu[stack][local]).cut(self.stacks[stack].slots)
         rows = torch.from_numpy(local).to(self.device)
-        return self.stacks[stack].measure(rows, own, contrasts=False, test=test)
+        return self.stacks[stack].measure(self.stacks[stack].prepare(rows, own, contrasts=False), test=test)
 
     def _lives(self) -> Lives:
         """Of all networks: one transfer."""

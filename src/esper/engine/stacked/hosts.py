@@ -1,7 +1,7 @@
 """The built-in hosts for many networks of one form at once: `TokenHost`, `Conv1dHost` and `Conv2dHost` over padded channels.
 
-`tasks/hosts.py` and `tasks/token_host.py` stay the reference. A stage maps [V, batch, *sizes, channels]; its slot is its
-output; pooling follows.
+`tasks/hosts.py` and `tasks/token_host.py` stay the reference. A stage maps [V, *sizes, batch, channels]; its slot is its
+output; pooling follows. Sizes, kernels, pools and what a stage has are columns, so hosts of different shape are one stack.
 """
 
 from __future__ import annotations
@@ -37,13 +37,16 @@ class StackedHosts:
     def __init__(self, problems: Problems, dtype: torch.dtype) -> None:
         self.form: Form = problems.form
         self.dtype = dtype
-        self.widths = problems.widths
-        """[N, stages] int64"""
-        self.bends = problems.bends
+        self.is_map = self.form.layout.startswith("conv")
+        self.problems = problems
         self.padded = [int(width) for width in problems.widths.amax(0)]
         """Channels of each stage, with padding."""
-        self.sizes = _sizes(self.form)
-        """Of each stage's output, before pooling."""
+        self.extents = [problems.sizes]
+        """[N, axes] true sizes of each stage's output before pooling, then of the head's input."""
+        for stage in range(self.form.stages):
+            self.extents.append(self.extents[-1] // problems.pools[:, stage, None])
+        self.sizes = [tuple(int(size) for size in extents.amax(0)) for extents in self.extents]
+        """The same, with padding."""
         self._features = Axis(((problems.features, problems.train_x.shape[-1]),))
         self.tables = [Table(self._stage(stage)) for stage in range(self.form.stages)] + [Table(self._head())]
         """Of each stage, then of the head."""
@@ -54,7 +57,8 @@ class StackedHosts:
 
     def place(self, slot: int) -> Place:
         """What passes through a slot, for all networks."""
-        return Place(self.form.layout, self.widths[:, slot], self.padded[slot], self.sizes[slot], self.dtype)
+        widths, extents = self.problems.widths[:, slot], self.extents[slot]
+        return Place(self.form.layout, widths, self.padded[slot], extents, self.sizes[slot], self.dtype)
 
     def piece(self, flat: Tensor, part: int) -> Tensor:
         """The columns of [n, P] that belong to a stage, or to the head."""
@@ -66,41 +70,67 @@ class StackedHosts:
         return self._features if stage == 0 else self._outputs(stage - 1)
 
     def _outputs(self, stage: int) -> Axis:
-        return Axis(((self.widths[:, stage], self.padded[stage]),))
+        return Axis(((self.problems.widths[:, stage], self.padded[stage]),))
 
     def _stage(self, stage: int) -> list[Parameter]:
         inputs, outputs, name = self._inputs(stage), self._outputs(stage), f"stages.{stage}"
-        if self.form.layout.startswith("conv"):
-            kernel, axes = self.form.kernels[stage], len(self.form.sizes)
-            size = torch.full_like(inputs.true, kernel)
-            taps = [Axis(((size, kernel),))] * axes
-            weights = weight_and_bias(
-                f"{name}.0", (outputs, inputs, *taps), inputs.true * kernel**axes, bias=not self.form.norm
-            )
+        if self.is_map:
+            kernels, axes = self.problems.kernels[:, stage], self.problems.sizes.shape[1]
+            taps = [Axis(((kernels, int(kernels.max())),), centred=True)] * axes
+            fan_in = inputs.true * kernels**axes
+            weights = weight_and_bias(f"{name}.0", (outputs, inputs, *taps), fan_in, bias=not self.form.norm)
             return [*weights, *affine(f"{name}.1", outputs)] if self.form.norm else weights
         made = linear(f"{name}.project", outputs, inputs)
-        if self.form.attends[stage]:
-            made += affine(f"{name}.norm", outputs)
-            made += linear(f"{name}.query_key_value", Axis(outputs.segments * 3), outputs, bias=False)
-            made += linear(f"{name}.out", outputs, outputs)
+        attends = self.problems.attends[:, stage]
+        if bool(attends.any()):
+            some = Axis(((outputs.true * attends, outputs.padded),))  # nothing where a host does not attend
+            made += affine(f"{name}.norm", some)
+            made += linear(f"{name}.query_key_value", Axis(some.segments * 3), some, bias=False)
+            made += linear(f"{name}.out", some, some)
         return made
 
     def _head(self) -> list[Parameter]:
-        classes = torch.full_like(self.widths[:, 0], self.form.classes)
+        classes = torch.full_like(self.problems.features, self.form.classes)
         return linear("head", Axis(((classes, self.form.classes),)), self._outputs(self.form.stages - 1))
 
     # -- the pass -------------------------------------------------------------------------------------------------------
 
     def constants(self, stage: int, rows: Tensor) -> Constants:
-        """What the stage's pass needs to know of the networks `rows` [V]."""
-        place = self.place(stage)
-        width, bends = self.widths[rows, stage], self.bends[rows, stage]
-        found: Constants = {"bends": None if bool(bends.all()) else bends.view(-1, *[1] * (len(place.sizes) + 2))}
-        found["straight"] = None if bool(bends.any()) else torch.ones((), dtype=torch.bool, device=rows.device)
-        if self.form.attends[stage]:
-            chosen = Place(place.layout, width, place.padded, place.sizes, place.dtype)
-            found |= chosen.counted("h", width, place.padded) | {"scale": width.to(self.dtype).rsqrt()}
-        return found
+        """What the stage's pass and its pooling need to know of the networks `rows` [V]."""
+        place, bends = self.place(stage).of(rows), self.problems.bends[rows, stage]
+        lowest = torch.where(bends, 0.0, -math.inf).to(self.dtype).view(-1, *[1] * (len(place.sizes) + 2))
+        found: Constants = {"lowest": None if bool(bends.all()) else lowest}
+        if self.is_map:
+            valid = place.valid()
+            counts = (place.positions * self.form.batch_size).to(self.dtype)[:, None]
+            found |= {"valid": valid, "counts": None if valid is None else counts}
+        attending = self.problems.attends[rows, stage].nonzero().flatten()
+        found["attending"] = attending if len(attending) else None
+        if len(attending):
+            some = place.of(attending)
+            found |= some.of_positions("attending") | {"scale": some.channels.to(self.dtype).rsqrt()}
+        return found | self._pooling(stage, rows)
+
+    def _pooling(self, stage: int, rows: Tensor) -> Constants:
+        factors = self.problems.pools[rows, stage]
+        if bool((factors == 1).all()):
+            return {"pool": None}
+        before, after = self.sizes[stage], self.sizes[stage + 1]
+        extents = self.extents[stage + 1][rows]
+        taken = []  # for each axis: [V, pooled, positions], which belong together
+        for axis, (size, pooled) in enumerate(zip(before, after, strict=True)):
+            place, window = torch.arange(size, device=rows.device), torch.arange(pooled, device=rows.device)
+            inside = (place // factors[:, None])[:, None] == window[:, None]
+            taken.append(inside & (window < extents[:, axis, None])[:, :, None])
+        together = taken[0] if len(taken) == 1 else _crossed(*taken)
+        if self.form.pooling == "average" or not self.is_map:
+            share = together.sum(2, keepdim=True).clamp(min=1)
+            return {"pool": together.to(self.dtype) / share}
+        most = int(together.sum(2).max())
+        order = together.to(torch.int8).argsort(2, descending=True, stable=True)[:, :, :most]
+        counts = together.sum(2, keepdim=True)
+        first = torch.arange(most, device=rows.device) < counts
+        return {"pool": torch.where(first, order, order[:, :, :1]), "pooled": (counts > 0).to(self.dtype)[..., None]}
 
     def stage(
         self, stage: int, w: Mapping[str, Tensor], k: Constants, x: Tensor, statistics: Statistics | None
@@ -110,56 +140,99 @@ class StackedHosts:
         With `statistics` the norm uses these; without, those of the batch.
         """
         name, seen = f"stages.{stage}", None
-        if self.form.layout.startswith("conv"):
-            x = ops.convolve(x, w[f"{name}.0.weight"], w.get(f"{name}.0.bias"))
+        if self.is_map:
+            bias = w.get(f"{name}.0.bias")
+            x = ops.convolve(x, w[f"{name}.0.weight"], bias)
+            if bias is not None or w[f"{name}.0.weight"].shape[3] > 1:
+                x = self.cut(k, x)
             if self.form.norm:
-                x, seen = _batch_norm(x, w[f"{name}.1.weight"], w[f"{name}.1.bias"], statistics)
+                affine = w[f"{name}.1.weight"], w[f"{name}.1.bias"]
+                x, seen = _batch_norm(x, affine, k, statistics)
             return _bend(x, k), seen
         x = _bend(ops.linear(x, w[f"{name}.project.weight"], w[f"{name}.project.bias"]), k)
-        if self.form.attends[stage]:
-            counts, scale = k["h_counts"], k["scale"]
-            assert counts is not None
-            assert scale is not None
-            normed = ops.normalise(x, w[f"{name}.norm.weight"], w[f"{name}.norm.bias"], (-1,), counts, k["h_mask"])
-            query, key, value = ops.linear(normed, w[f"{name}.query_key_value.weight"]).chunk(3, -1)
-            mixed = ops.attend(query, key, value, None, scale, causal=True)
-            x = x + ops.linear(mixed, w[f"{name}.out.weight"], w[f"{name}.out.bias"])
-        return x, None
+        rows = k["attending"]
+        return (x, None) if rows is None else (self._attend(name, w, k, x, rows), None)
 
-    def pool(self, stage: int, x: Tensor) -> Tensor:
-        return ops.pool(x, self.form.pools[stage], self.form.pooling)
+    def _attend(self, name: str, w: Mapping[str, Tensor], k: Constants, x: Tensor, rows: Tensor) -> Tensor:
+        own = {key: w[f"{name}.{key}"].index_select(0, rows) for key in _ATTENTION}
+        some, counts, scale = x.index_select(0, rows), k["attending_counts"], k["scale"]
+        assert counts is not None
+        assert scale is not None
+        normed = ops.normalise(some, (own["norm.weight"], own["norm.bias"]), (-1,), counts, k["attending_mask"])
+        query, key, value = ops.linear(normed, own["query_key_value.weight"]).chunk(3, -1)
+        mixed = ops.attend(query, key, value, None, scale, causal=True)
+        return x.index_add(0, rows, ops.linear(mixed, own["out.weight"], own["out.bias"]))
 
-    def head(self, w: Mapping[str, Tensor], x: Tensor) -> Tensor:
+    def cut(self, k: Constants, x: Tensor) -> Tensor:
+        """Zero where there is no position. Sequences need it nowhere: nothing reads what is beyond their end."""
+        valid = k.get("valid")
+        return x if valid is None else x * valid.to(x.dtype)
+
+    def pool(self, stage: int, k: Constants, x: Tensor) -> Tensor:
+        how, sizes = k["pool"], self.sizes[stage + 1]
+        if how is None:
+            return x
+        pooled = k.get("pooled")
+        return ops.pool_average(x, how, sizes) if pooled is None else ops.pool_largest(x, how, pooled, sizes)
+
+    def head_constants(self, rows: Tensor) -> Constants:
+        """How much of each position the mean before the head takes: [V, 1, positions]."""
+        if not self.form.layout.startswith(("conv", "sequence")):
+            return {"mean": None}
+        last = Place(self.form.layout, rows, 0, self.extents[-1][rows], self.sizes[-1], self.dtype)
+        valid = last.valid()
+        there = torch.ones((len(rows), 1, math.prod(last.sizes)), dtype=self.dtype, device=rows.device)
+        if valid is not None:
+            there = valid.flatten(1)[:, None]
+        return {"mean": there / there.sum(2, keepdim=True)}
+
+    def head(self, w: Mapping[str, Tensor], k: Constants, x: Tensor) -> Tensor:
         """[V, batch, classes]"""
-        means = ops.positions(x).mean(2) if self.form.sizes else x
-        return ops.linear(means, w["head.weight"], w["head.bias"])
+        mean = k["mean"]
+        if mean is not None:
+            x = ops.pool_average(x, mean, ())
+        return ops.linear(x, w["head.weight"], w["head.bias"])
+
+
+_ATTENTION = ("norm.weight", "norm.bias", "query_key_value.weight", "out.weight", "out.bias")
+
+
+def _crossed(rows: Tensor, columns: Tensor) -> Tensor:
+    """Of two axes [V, pooled, positions] each: of both together."""
+    both = rows[:, :, None, :, None] & columns[:, None, :, None, :]
+    return both.flatten(3).flatten(1, 2)
 
 
 def _bend(x: Tensor, k: Constants) -> Tensor:
-    if k["straight"] is not None:
-        return x
-    return F.relu(x) if k["bends"] is None else torch.where(k["bends"], F.relu(x), x)
+    """A ReLU where a host has one."""
+    lowest = k["lowest"]
+    return F.relu(x) if lowest is None else x.clamp(min=lowest.to(x.dtype))
 
 
 def _batch_norm(
-    x: Tensor, weight: Tensor, bias: Tensor, statistics: Statistics | None
+    x: Tensor, affine: tuple[Tensor, Tensor], k: Constants, statistics: Statistics | None
 ) -> tuple[Tensor, Statistics | None]:
     """Over the batch and all positions, for each channel."""
-    axes = tuple(range(1, x.dim() - 1))
+    weight, bias = affine
+    valid, counts, axes = k["valid"], k["counts"], tuple(range(1, x.dim() - 1))
+    shift, seen = ops.spread(bias, x), None
+    if valid is not None:
+        shift = shift * valid
     if statistics is not None:
-        scale = weight * (statistics.variance + ops.EPSILON).rsqrt()
-        shift = bias - statistics.mean * scale
-        return torch.addcmul(ops.spread(shift, x), x, ops.spread(scale, x)), None
-    count = math.prod(x.shape[1:-1])
-    variance, mean = torch.var_mean(x, axes, correction=0)  # [V, channels]
+        mean, variance = statistics.mean, statistics.variance
+        centred = x - ops.spread(mean, x)
+    elif counts is None:
+        count = math.prod(x.shape[1:-1])
+        variance, mean = torch.var_mean(x, axes, correction=0)  # [V, channels]
+        centred = x - ops.spread(mean, x)
+        seen = Statistics(mean.detach(), variance.detach() * count / max(1, count - 1))
+    else:
+        mean = x.sum(axes) / counts
+        centred = x - ops.spread(mean, x)
+        centred = centred if valid is None else centred * valid
+        variance = centred.square().sum(axes) / counts
+        seen = Statistics(mean.detach(), variance.detach() * counts / (counts - 1).clamp(min=1))
     scale = weight * (variance + ops.EPSILON).rsqrt()
-    y = torch.addcmul(ops.spread(bias, x), x - ops.spread(mean, x), ops.spread(scale, x))
-    return y, Statistics(mean.detach(), variance.detach() * count / max(1, count - 1))
-
-
-def _sizes(form: Form) -> list[tuple[int, ...]]:
-    found, sizes = [], form.sizes
-    for factor in form.pools:
-        found.append(sizes)
-        sizes = tuple(size // factor for size in sizes)
-    return found
+    if statistics is not None and valid is not None:
+        centred = centred * valid
+    return torch.addcmul(shift, centred, ops.spread(scale, x)), seen

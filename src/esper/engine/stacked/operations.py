@@ -1,8 +1,8 @@
-"""What networks compute, for V of them at once: activations are [V, batch, *sizes, channels], weights [V, out, in].
+"""What networks compute, for V of them at once: activations are [V, *sizes, batch, channels], weights [V, out, in].
 
-Channels are the last axis in every layout, so that a map of single positions is one batched product of matrices, a norm
-of an example reduces neighbouring numbers, and vectors, sequences, series and images share all code. Channels beyond a
-network's true width are zero and stay so.
+Channels are the last axis in every layout, so that a map of single positions is one batched product of matrices, and
+vectors, sequences, series and images share all code; sizes stand before the batch, so that pooling by each network's own
+factor is one more product. Channels beyond a network's true width, and positions beyond its true sizes, are zero.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def shifts(x: Tensor, kernel: int) -> list[Tensor]:
-    """x [V, batch, *sizes, channels] as each tap of a kernel sees it, in the order of torch's kernels."""
+    """x as each tap of a kernel sees it, in the order of torch's kernels."""
     reach, axes = kernel // 2, x.dim() - 3
-    padded = F.pad(x, (0, 0, *(reach, reach) * axes))
+    padded = F.pad(x, (0, 0, 0, 0, *(reach, reach) * axes))
     if axes == 1:
-        return [padded[:, :, i : i + x.shape[2]] for i in range(kernel)]
-    height, width = x.shape[2:4]
-    return [padded[:, :, i : i + height, j : j + width] for i in range(kernel) for j in range(kernel)]
+        return [padded[:, i : i + x.shape[1]] for i in range(kernel)]
+    height, width = x.shape[1:3]
+    return [padded[:, i : i + height, j : j + width] for i in range(kernel) for j in range(kernel)]
 
 
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -47,7 +47,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     kernel = weight.shape[3]
     if kernel == 1:
         return linear(x, weight.flatten(2), bias)
-    patches = torch.cat(shifts(x, kernel), -1)  # [V, batch, *sizes, taps · in]
+    patches = torch.cat(shifts(x, kernel), -1)  # [V, *sizes, batch, taps · in]
     return linear(patches, weight.flatten(3).permute(0, 1, 3, 2).flatten(2), bias)
 
 
@@ -63,63 +63,87 @@ def convolve_depthwise(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def normalise(
-    x: Tensor, weight: Tensor, bias: Tensor, axes: Sequence[int], counts: Tensor, mask: Tensor | None
+    x: Tensor,
+    affine: tuple[Tensor, Tensor] | None,
+    axes: Sequence[int],
+    counts: Tensor,
+    mask: Tensor | None,
+    valid: Tensor | None = None,
 ) -> Tensor:
-    """Zero mean and unit variance over `axes`, then scale and shift [V, channels].
+    """Zero mean and unit variance over `axes`; then scale and shift, [V, channels] each, if there are any.
 
-    `counts` [V, 1, …] says how many true numbers there are; `mask` [V, 1, …, channels] which channels are true, None if
-    all of them are.
+    `counts` [V, 1, …] says how many true numbers there are; `mask` which of them are true, None if all are; `valid`
+    [V, *sizes, 1, 1] which positions are true: elsewhere, nothing is shifted.
     """
     centred = x - x.sum(axes, keepdim=True) / counts
     if mask is not None:
         centred = centred * mask
     variance = centred.square().sum(axes, keepdim=True) / counts
-    return torch.addcmul(spread(bias, x), centred * (variance + EPSILON).rsqrt(), spread(weight, x))
+    normed = centred * (variance + EPSILON).rsqrt()
+    if affine is None:
+        return normed
+    weight, bias = affine
+    shift = spread(bias, x)
+    return torch.addcmul(shift if valid is None else shift * valid, normed, spread(weight, x))
 
 
-def plain_norm(x: Tensor, counts: Tensor, mask: Tensor | None) -> Tensor:
-    """Over channels, without scale and shift."""
-    centred = x - x.sum(-1, keepdim=True) / counts
-    if mask is not None:
-        centred = centred * mask
-    variance = centred.square().sum(-1, keepdim=True) / counts
-    return centred * (variance + EPSILON).rsqrt()
+def means(x: Tensor, counts: Tensor | None) -> Tensor:
+    """[V, *sizes, batch, channels] → [V, batch, channels]; `counts` [V, 1, 1] are the true positions."""
+    flat = x.flatten(1, -3)
+    return flat.mean(1) if counts is None else flat.sum(1) / counts
 
 
-def pool(x: Tensor, factor: int, kind: str) -> Tensor:
-    """Neighbourhoods of `factor` positions along each axis; what is left over at the end is dropped, as torch does."""
-    if factor == 1:
-        return x
-    for axis in range(2, x.dim() - 1):
-        size = x.shape[axis] // factor
-        x = x.narrow(axis, 0, size * factor).unflatten(axis, (size, factor))
-        # One place gets the gradient where several share the maximum, as in torch's pooling.
-        x = x.mean(axis + 1) if kind == "average" else x.max(axis + 1).values
-    return x
+def pool_average(x: Tensor, matrix: Tensor, sizes: Sequence[int]) -> Tensor:
+    """matrix [V, pooled positions, positions] says how much of each position each pooled one takes."""
+    flat = torch.bmm(matrix.to(x.dtype), x.reshape(x.shape[0], matrix.shape[2], -1))
+    return flat.view(x.shape[0], *sizes, *x.shape[-2:])
 
 
-def positions(x: Tensor) -> Tensor:
-    """[V, batch, *sizes, channels] → [V, batch, positions, channels]."""
-    return x.flatten(2, -2) if x.dim() > 3 else x.unsqueeze(2)
+def pool_largest(x: Tensor, windows: Tensor, valid: Tensor, sizes: Sequence[int]) -> Tensor:
+    """windows [V, pooled positions, most] are the positions of each window, repeated where it is small."""
+    networks, count, most = windows.shape
+    flat = x.flatten(1, -3)
+    index = windows.flatten(1)[:, :, None, None].expand(-1, -1, *x.shape[-2:])
+    # One place gets the gradient where several share the maximum, as in torch's pooling.
+    found = flat.gather(1, index).view(networks, count, most, *x.shape[-2:]).max(2).values
+    return (found * valid).view(networks, *sizes, *x.shape[-2:])
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, heads: Tensor | None, scale: Tensor, *, causal: bool) -> Tensor:
-    """Attention between positions, each [V, batch, positions, channels]; gives the same shape.
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    heads: Tensor | None,
+    scale: Tensor,
+    *,
+    causal: bool,
+    hidden: Tensor | None = None,
+) -> Tensor:
+    """Attention between positions, each [V, positions, batch, channels]; gives the same shape.
 
     `heads` [V, H, channels] says which channels belong to which head (networks may have fewer than H heads: the others
-    are empty); None is one head. `scale` [V] multiplies the products.
+    are empty); None is one head. `scale` [V] multiplies the products. `hidden` [V, positions] is added to the products
+    with each position: very negative where there is none.
     """
-    networks, batch, count, channels = query.shape
-    query = query * scale.view(-1, 1, 1, 1)
+    networks, count, batch, channels = query.shape
+    query = query * spread(scale, query)
+    query, key, value = (t.transpose(1, 2) for t in (query, key, value))  # [V, batch, positions, channels]
+    if hidden is not None:  # one more channel instead of a mask, for which torch's fast forms are few
+        query = torch.cat([query, query.new_ones(*query.shape[:-1], 1)], -1)
+        extra = hidden.to(key.dtype)[:, None, :, None].expand(-1, batch, -1, -1)
+        key, value = torch.cat([key, extra], -1), F.pad(value, (0, 1))
+        heads = None if heads is None else F.pad(heads, (0, 1), value=1.0)
     if heads is None:
-        parts = (t.reshape(networks * batch, 1, count, channels) for t in (query, key, value))
-        return F.scaled_dot_product_attention(*parts, is_causal=causal, scale=1.0).view(value.shape)
-    number = heads.shape[1]
-    split = query.unsqueeze(2) * heads.view(networks, 1, number, 1, channels)  # [V, batch, H, positions, channels]
-    query = split.reshape(networks * batch, number, count, channels)
-    key, value = (t.unsqueeze(2).expand_as(split).reshape(query.shape) for t in (key, value))
-    seen = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=1.0)
-    return (seen.view(split.shape) * heads.view(networks, 1, number, 1, channels)).sum(2)
+        parts = (t.reshape(networks * batch, 1, count, t.shape[-1]) for t in (query, key, value))
+        seen = F.scaled_dot_product_attention(*parts, is_causal=causal, scale=1.0)
+        seen = seen.view(networks, batch, count, -1)
+    else:
+        split = query.unsqueeze(2) * heads[:, None, :, None].to(query.dtype)  # [V, batch, H, positions, channels]
+        query = split.flatten(0, 1)
+        key, value = (t.unsqueeze(2).expand_as(split).flatten(0, 1) for t in (key, value))
+        seen = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=1.0)
+        seen = (seen.view(split.shape) * heads[:, None, :, None].to(seen.dtype)).sum(2)
+    return seen[..., :channels].transpose(1, 2)
 
 
 def head_count(channels: Tensor) -> Tensor:
@@ -143,7 +167,7 @@ def head_channels(channels: Tensor, padded: int, dtype: torch.dtype) -> Tensor |
 
 
 def rotation(channels: Tensor, padded: int, time: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
-    """What `rotate` needs: cosines and sines [V, 1, time, padded], and who turns with whom [V, padded, padded].
+    """What `rotate` needs: cosines and sines [V, time, 1, padded], and who turns with whom [V, padded, padded].
 
     As `growth.blueprints.sequence.rotated` within every head: channel j turns with channel j + half.
     """
@@ -160,21 +184,31 @@ def rotation(channels: Tensor, padded: int, time: int, dtype: torch.dtype) -> tu
     partner = torch.where(turns, torch.where(first, channel + half, channel - half), channel)
     sign = torch.where(first, -1.0, 1.0) * turns
     swap = F.one_hot(partner, padded).mT.to(dtype) * sign[:, None].to(dtype)  # column j takes from its partner
-    return cosine[:, None].to(dtype), sine[:, None].to(dtype), swap
+    return cosine[:, :, None].to(dtype), sine[:, :, None].to(dtype), swap
 
 
 def rotate(x: Tensor, cosine: Tensor, sine: Tensor, swap: Tensor) -> Tensor:
-    """x [V, batch, time, channels], turned by its position."""
+    """x [V, time, batch, channels], turned by its position."""
     return x * cosine + linear(x, swap.mT) * sine
 
 
-def places(sizes: Sequence[int], device: torch.device, dtype: torch.dtype) -> Tensor:
-    """Sines and cosines of each axis's relative position [positions, codes], as `ConvAttention.place` has them."""
+def places(extents: Tensor, padded: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Sines and cosines of each axis's relative position [V, positions, codes], as `ConvAttention.place` has them.
+
+    `extents` [V, axes] are the true sizes.
+    """
     codes = []
-    for axis, size in enumerate(sizes):
+    networks, device = len(extents), extents.device
+    for axis, size in enumerate(padded):
         waves = math.pi * 2.0 ** torch.arange(4, device=device)
-        phase = waves[:, None] * torch.linspace(0, 1, size, device=device)  # [waves, size]
-        code = torch.cat([torch.sin(phase), torch.cos(phase)])
-        code = code.reshape(-1, *(size if other == axis else 1 for other in range(len(sizes))))
-        codes.append(code.expand(-1, *sizes).flatten(1))
-    return torch.cat(codes).mT.to(dtype)
+        phase = waves[:, None] * _steps(extents[:, axis], size)[:, None]  # [V, waves, size]
+        code = torch.cat([torch.sin(phase), torch.cos(phase)], 1)  # [V, codes, size]
+        code = code.view(networks, -1, *(size if other == axis else 1 for other in range(len(padded))))
+        codes.append(code.expand(-1, -1, *padded).flatten(2))
+    return torch.cat(codes, 1).mT.to(dtype)
+
+
+def _steps(sizes: Tensor, padded: int) -> Tensor:
+    """[V, padded]: `linspace(0, 1, size)`, zeros after it. From torch's own, whose rounding no formula has."""
+    table = [F.pad(torch.linspace(0, 1, size, device=sizes.device), (0, padded - size)) for size in range(padded + 1)]
+    return torch.stack(table)[sizes]

@@ -23,6 +23,8 @@ class Axis:
     """One axis of a parameter: segments one after the other, such as queries, keys and values; each is padded."""
 
     segments: tuple[Segment, ...]
+    centred: bool = False
+    """Padding lies on both sides, as around the taps of a smaller kernel; else at the end."""
 
     @property
     def padded(self) -> int:
@@ -37,9 +39,11 @@ class Axis:
         """For each padded place its true one [N, padded], and whether there is one."""
         found, valid, start = [], [], torch.zeros_like(self.segments[0][0])
         for true, padded in self.segments:
-            place = torch.arange(padded, device=true.device)
+            place = torch.arange(padded, device=true.device).expand(len(true), -1)
+            if self.centred:
+                place = place - ((padded - true) // 2)[:, None]
             found.append(start[:, None] + place)
-            valid.append(place < true[:, None])
+            valid.append((place >= 0) & (place < true[:, None]))
             start = start + true
         return torch.cat(found, 1), torch.cat(valid, 1)
 
@@ -133,7 +137,7 @@ class Table:
             if parameter.value is not None:
                 column = torch.full(valid.shape, parameter.value, device=uniforms.device)
             else:
-                place = (start[:, None] + index).clamp(max=uniforms.shape[1] - 1)
+                place = (start[:, None] + index).clamp(0, uniforms.shape[1] - 1)
                 column = _drawn(uniforms.gather(1, place), parameter)
             if parameter.fan_in is not None:
                 start = start + parameter.sizes

@@ -45,6 +45,9 @@ class StackedPass:
         everyone = [torch.cat([rows, rows[variants]]) for variants in composition.variants]
         stages = range(hosts.form.stages)
         self._stages: list[Constants] = [hosts.constants(stage, everyone[stage]) for stage in stages]
+        # Pooling follows the slot, where variants begin.
+        self._pools: list[Constants] = [hosts.constants(stage, everyone[stage + 1]) for stage in stages]
+        self._head = hosts.head_constants(everyone[-1])
         names, layout = blueprint_names(), hosts.form.layout
         self._parts: list[list[tuple[BatchedBlueprint, Table, Constants]]] = []
         self._gates: list[tuple[Table, Constants] | None] = []
@@ -63,8 +66,7 @@ class StackedPass:
             self._gates.append((Table(seeds.gate_parameters(place)), seeds.gate_constants(place)))
 
     def _place(self, slot: int, networks: Tensor) -> Place:
-        place = self.hosts.place(slot)
-        return Place(place.layout, place.channels[self.rows[networks]], place.padded, place.sizes, place.dtype)
+        return self.hosts.place(slot).of(self.rows[networks])
 
     def __call__(
         self, leaves: Leaves, x: Tensor, statistics: Sequence[Statistics] | None
@@ -83,12 +85,12 @@ class StackedPass:
             h, found = hosts.stage(stage, weights, self._stages[stage], h, given)
             if found is not None:
                 seen.append(found)
-            h = hosts.pool(stage, self._slot(stage, leaves, h))
+            h = hosts.pool(stage, self._pools[stage], self._slot(stage, leaves, h))
         weights = _with_again(hosts.tables[-1], pieces[-1], hosts.piece(constant, len(hosts.tables) - 1), self.composition.variants[-1])
-        return hosts.head(weights, h), seen
+        return hosts.head(weights, self._head, h), seen
 
     def _slot(self, slot: int, leaves: Leaves, h: Tensor) -> Tensor:
-        rows = self.composition.slots[slot]
+        rows, hosts = self.composition.slots[slot], self.hosts
         if not rows.parts:
             return h
         attached, detached = h.index_select(0, rows.attached), h.detach().index_select(0, rows.detached)
@@ -98,7 +100,8 @@ class StackedPass:
             grown, shadows = self._gated(slot, leaves, torch.cat([attached, detached]), torch.cat([grown, shadows]))
         weight = rows.alpha.view(-1, *[1] * (h.dim() - 1))
         changed = h.index_copy(0, rows.attached, torch.lerp(attached, grown, weight.to(grown.dtype)))
-        return torch.cat([changed, shadows, h.index_select(0, rows.without)])
+        # Biases of seeds reach beyond the true positions of a feature map.
+        return hosts.cut(self._pools[slot], torch.cat([changed, shadows, h.index_select(0, rows.without)]))
 
     def _grown(
         self, slot: int, leaves: Leaves, rows: SlotRows, attached: Tensor, detached: Tensor

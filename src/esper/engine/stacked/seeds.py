@@ -7,7 +7,7 @@ masks), and the pass itself. `growth/blueprints` stays the reference: tests comp
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 import torch.nn.functional as F
@@ -23,13 +23,19 @@ Constants = dict[str, Tensor | None]
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """The slot of V networks: true channels [V] of `padded`, in a layout with these sizes."""
+    """The slot of V networks: what passes through it."""
 
     layout: Layout
     channels: Tensor
+    """[V] int64: true channels of `padded`."""
     padded: int
+    extents: Tensor
+    """[V, axes] int64: true sizes of `sizes`."""
     sizes: tuple[int, ...]
     dtype: torch.dtype
+
+    def of(self, rows: Tensor) -> Place:
+        return replace(self, channels=self.channels[rows], extents=self.extents[rows])
 
     @property
     def is_map(self) -> bool:
@@ -50,23 +56,42 @@ class Place:
         """Of convolutional seeds: `ConvResidual.WIDTH`."""
         return 5 if self.layout == "conv1d" else 3
 
-    def counted(self, name: str, channels: Tensor, padded: int, positions: int = 1) -> Constants:
-        """True numbers that a norm over `channels` (and positions) sees, and which channels are true."""
-        shape = [1] * (2 + len(self.sizes))
-        mask = torch.arange(padded, device=channels.device) < channels[:, None]
-        full = bool(mask.all())
-        counts = (channels * positions).to(self.dtype).view(-1, *shape)
-        return {
-            f"{name}_counts": counts,
-            f"{name}_mask": None if full else mask.to(self.dtype).view(len(channels), *shape[:-1], padded),
-        }
-
     @property
-    def positions(self) -> int:
-        count = 1
-        for size in self.sizes:
-            count *= size
-        return count
+    def positions(self) -> Tensor:
+        """[V] true positions."""
+        return self.extents.prod(1)
+
+    def valid(self) -> Tensor | None:
+        """[V, *sizes, 1, 1]: which positions are true; None if all are."""
+        found = torch.ones((len(self.channels), *self.sizes), dtype=torch.bool, device=self.channels.device)
+        for axis, size in enumerate(self.sizes):
+            shape = [1] * len(self.sizes)
+            shape[axis] = size
+            there = torch.arange(size, device=found.device) < self.extents[:, axis, None]
+            found = found & there.view(-1, *shape)
+        return None if bool(found.all()) else found.to(self.dtype)[..., None, None]
+
+    def channel_mask(self, channels: Tensor, padded: int) -> Tensor | None:
+        """[V, 1, …, padded]: which channels are true; None if all are."""
+        mask = torch.arange(padded, device=channels.device) < channels[:, None]
+        return None if bool(mask.all()) else mask.to(self.dtype).view(-1, *[1] * (len(self.sizes) + 1), padded)
+
+    def of_positions(self, name: str = "h") -> Constants:
+        """For a norm over the channels of each position."""
+        counts = self.channels.to(self.dtype).view(-1, *[1] * (len(self.sizes) + 2))
+        return {f"{name}_counts": counts, f"{name}_mask": self.channel_mask(self.channels, self.padded)}
+
+    def of_examples(self, name: str, channels: Tensor, padded: int) -> Constants:
+        """For a norm over the `channels` and the positions of each example."""
+        valid, mask = self.valid(), self.channel_mask(channels, padded)
+        both = mask if valid is None else valid if mask is None else valid * mask
+        counts = (channels * self.positions).to(self.dtype).view(-1, *[1] * (len(self.sizes) + 2))
+        return {f"{name}_counts": counts, f"{name}_mask": both, "valid": valid}
+
+    def of_means(self) -> Constants:
+        """For means over positions."""
+        counts = self.positions.to(self.dtype).view(-1, 1, 1)
+        return {"positions": None if self.valid() is None else counts}
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +101,7 @@ class BatchedBlueprint:
     parameters: Callable[[Place], list[Parameter]]
     constants: Callable[[Place], Constants]
     forward: Callable[[Weights, Constants, Tensor], Tensor]
-    """(weights, constants, h [V, batch, *sizes, channels]) → the same shape."""
+    """(weights, constants, h [V, *sizes, batch, channels]) → the same shape; what it gives beyond true positions is cut off."""
 
 
 def _tensor(constants: Constants, name: str) -> Tensor:
@@ -87,21 +112,25 @@ def _tensor(constants: Constants, name: str) -> Tensor:
 
 def _example_norm(w: Weights, name: str, k: Constants, count: str, h: Tensor) -> Tensor:
     """GroupNorm of one group: over a whole example."""
-    axes = range(2, h.dim())
-    return ops.normalise(h, w[f"{name}.weight"], w[f"{name}.bias"], tuple(axes), _tensor(k, f"{count}_counts"), k[f"{count}_mask"])
+    affine = w[f"{name}.weight"], w[f"{name}.bias"]
+    axes = (*range(1, h.dim() - 2), -1)
+    return ops.normalise(h, affine, axes, _tensor(k, f"{count}_counts"), k[f"{count}_mask"], k["valid"])
 
 
 def _position_norm(w: Weights, name: str, k: Constants, h: Tensor) -> Tensor:
     """LayerNorm: over the channels of a position."""
-    return ops.normalise(h, w[f"{name}.weight"], w[f"{name}.bias"], (-1,), _tensor(k, "h_counts"), k["h_mask"])
+    affine = w[f"{name}.weight"], w[f"{name}.bias"]
+    return ops.normalise(h, affine, (-1,), _tensor(k, "h_counts"), k["h_mask"])
 
 
-def _of_position(place: Place) -> Constants:
-    return place.counted("h", place.channels, place.padded)
+def _cut(k: Constants, h: Tensor) -> Tensor:
+    """Filters reach beyond true positions; the norm that follows must not see it."""
+    valid = k["valid"]
+    return h if valid is None else h * valid.to(h.dtype)
 
 
 def _of_example(place: Place) -> Constants:
-    return place.counted("h", place.channels, place.padded, place.positions)
+    return place.of_examples("h", place.channels, place.padded)
 
 
 def _nothing(place: Place) -> Constants:
@@ -139,10 +168,9 @@ def _squeeze_parameters(place: Place) -> list[Parameter]:
 
 
 def _squeeze(w: Weights, k: Constants, h: Tensor) -> Tensor:
-    means = ops.positions(h).mean(2)  # [V, batch, channels]
-    hidden = F.silu(ops.linear(means, w["decide.0.weight"], w["decide.0.bias"]))
-    scale = 2 * torch.sigmoid(ops.linear(hidden, w["decide.2.weight"], w["decide.2.bias"]))
-    return h * scale.view(*scale.shape[:2], *[1] * (h.dim() - 3), -1)
+    hidden = F.silu(ops.linear(ops.means(h, k["positions"]), w["decide.0.weight"], w["decide.0.bias"]))
+    scale = 2 * torch.sigmoid(ops.linear(hidden, w["decide.2.weight"], w["decide.2.bias"]))  # [V, batch, channels]
+    return h * scale.view(len(h), *[1] * (h.dim() - 3), *scale.shape[1:])
 
 
 def _conv(name: str, place: Place, outputs: Axis, inputs: Axis, kernel: int, **settings: float | bool) -> list[Parameter]:
@@ -160,7 +188,7 @@ def _depthwise_parameters(place: Place) -> list[Parameter]:
 
 
 def _depthwise(w: Weights, k: Constants, h: Tensor) -> Tensor:
-    seen = ops.convolve_depthwise(h, w["body.0.weight"])
+    seen = _cut(k, ops.convolve_depthwise(h, w["body.0.weight"]))
     seen = F.relu(_example_norm(w, "body.1", k, "h", seen))
     return h + ops.convolve(seen, w["body.3.weight"], w["body.3.bias"])
 
@@ -175,11 +203,11 @@ def _pair_parameters(place: Place, times: int, kernel: int) -> list[Parameter]:
 
 
 def _pair_constants(place: Place, times: int) -> Constants:
-    return place.counted("hidden", times * place.channels, times * place.padded, place.positions)
+    return place.of_examples("hidden", times * place.channels, times * place.padded)
 
 
 def _pair(w: Weights, k: Constants, h: Tensor) -> Tensor:
-    hidden = ops.convolve(h, w["body.0.weight"])
+    hidden = _cut(k, ops.convolve(h, w["body.0.weight"]))
     hidden = F.relu(_example_norm(w, "body.1", k, "hidden", hidden))
     return h + ops.convolve(hidden, w["body.3.weight"], w["body.3.bias"])
 
@@ -208,20 +236,26 @@ def _bottleneck_parameters(place: Place) -> list[Parameter]:
 
 def _bottleneck(w: Weights, k: Constants, h: Tensor) -> Tensor:
     waist = F.relu(_example_norm(w, "body.1", k, "waist", ops.convolve(h, w["body.0.weight"])))
-    waist = F.relu(_example_norm(w, "body.4", k, "waist", ops.convolve(waist, w["body.3.weight"])))
+    waist = F.relu(_example_norm(w, "body.4", k, "waist", _cut(k, ops.convolve(waist, w["body.3.weight"]))))
     return h + ops.convolve(waist, w["body.6.weight"], w["body.6.bias"])
 
 
 # -- attention ----------------------------------------------------------------------------------------------------------
 
 
+FAR_BELOW = -1e9
+"""Added to the product with a position that does not exist."""
+
+
 def _attention_constants(place: Place) -> Constants:
     head = (place.channels // ops.head_count(place.channels)).to(place.dtype)
     constants = {"heads": ops.head_channels(place.channels, place.padded, place.dtype), "scale": head.rsqrt()}
-    if place.is_map:
-        return constants | _of_example(place) | {"places": ops.places(place.sizes, head.device, place.dtype)}
-    turn = ops.rotation(place.channels, place.padded, place.sizes[0], place.dtype)
-    return constants | _of_position(place) | dict(zip(("cosine", "sine", "swap"), turn, strict=True))
+    if not place.is_map:  # causal: what is beyond the end is never read
+        turn = ops.rotation(place.channels, place.padded, place.sizes[0], place.dtype)
+        return constants | place.of_positions() | dict(zip(("cosine", "sine", "swap"), turn, strict=True))
+    codes, valid = ops.places(place.extents, place.sizes, place.dtype), place.valid()
+    constants["hidden"] = None if valid is None else FAR_BELOW * (1.0 - valid.flatten(1))
+    return constants | _of_example(place) | {"places": codes[:, :, None]}
 
 
 def _conv_attention_parameters(place: Place) -> list[Parameter]:
@@ -237,11 +271,11 @@ def _conv_attention_parameters(place: Place) -> list[Parameter]:
 
 
 def _conv_attention(w: Weights, k: Constants, h: Tensor) -> Tensor:
-    x = ops.positions(_example_norm(w, "norm", k, "h", h))  # [V, batch, positions, channels]
-    x = torch.cat([x, _tensor(k, "places").to(x.dtype).expand(*x.shape[:2], -1, -1)], -1)
+    x = _example_norm(w, "norm", k, "h", h).flatten(1, -3)  # [V, positions, batch, channels]
+    x = torch.cat([x, _tensor(k, "places").to(x.dtype).expand(-1, -1, x.shape[2], -1)], -1)
     query = ops.linear(x, w["query.weight"])
     key, value = ops.linear(x, w["key_value.weight"]).chunk(2, -1)
-    seen = ops.attend(query, key, value, k["heads"], _tensor(k, "scale"), causal=False)
+    seen = ops.attend(query, key, value, k["heads"], _tensor(k, "scale"), causal=False, hidden=k["hidden"])
     return h + ops.linear(seen, w["out.weight"], w["out.bias"]).view(h.shape)
 
 
@@ -291,23 +325,23 @@ def _feature_mlp(times: int) -> BatchedBlueprint:
         hidden = F.gelu(ops.linear(_position_norm(w, "norm", k, h), w["up.weight"], w["up.bias"]))
         return h + ops.linear(hidden, w["down.weight"], w["down.bias"])
 
-    return BatchedBlueprint(parameters, _of_position, forward)
+    return BatchedBlueprint(parameters, Place.of_positions, forward)
 
 
 _MAPS: dict[str, BatchedBlueprint] = {
     "norm": BatchedBlueprint(_norm_parameters, _of_example, _conv_norm),
-    "squeeze_excite": BatchedBlueprint(_squeeze_parameters, _nothing, _squeeze),
+    "squeeze_excite": BatchedBlueprint(_squeeze_parameters, Place.of_means, _squeeze),
     "depthwise": BatchedBlueprint(_depthwise_parameters, _of_example, _depthwise),
     "pointwise": _pairs(2, lambda place: 1),
     "conv": _pairs(1, lambda place: place.kernel),
     "wide": _pairs(4, lambda place: place.kernel),
     "bottleneck": BatchedBlueprint(
-        _bottleneck_parameters, lambda place: place.counted("waist", *_waist(place), place.positions), _bottleneck
+        _bottleneck_parameters, lambda place: place.of_examples("waist", *_waist(place)), _bottleneck
     ),
     "attention": BatchedBlueprint(_conv_attention_parameters, _attention_constants, _conv_attention),
 }
 _FEATURES: dict[str, BatchedBlueprint] = {
-    "norm": BatchedBlueprint(_norm_parameters, _of_position, _feature_norm),
+    "norm": BatchedBlueprint(_norm_parameters, Place.of_positions, _feature_norm),
     "lora": _low_rank(8),
     "mlp_small": _feature_mlp(2),
     "mlp": _feature_mlp(4),
@@ -336,16 +370,16 @@ def gate_parameters(place: Place) -> list[Parameter]:
 
 def gate_constants(place: Place) -> Constants:
     """Of a mean over positions in a feature map, else of each position."""
-    found = place.counted("h", place.channels, place.padded)
-    if place.is_map:
-        return {name: None if t is None else t.flatten(1)[:, None] for name, t in found.items()}
-    return found
+    if not place.is_map:
+        return place.of_positions()
+    seen = replace(place, sizes=(), extents=place.extents[:, :0])
+    return seen.of_positions() | place.of_means()
 
 
 def gate(w: Weights, k: Constants, h: Tensor, *, is_map: bool) -> Tensor:
-    """[V, batch, 1, …]: how open it is; one value per example, in a sequence one per position."""
-    seen = ops.positions(h).mean(2) if is_map else h
-    seen = ops.plain_norm(seen, _tensor(k, "h_counts"), k["h_mask"])
+    """[V, …, batch, 1]: how open it is; one value per example, in a sequence one per position."""
+    seen = ops.means(h, k["positions"]) if is_map else h
+    seen = ops.normalise(seen, None, (-1,), _tensor(k, "h_counts"), k["h_mask"])
     hidden = F.silu(ops.linear(seen, w["decide.0.weight"], w["decide.0.bias"]))
     opening = torch.sigmoid(ops.linear(hidden, w["decide.2.weight"], w["decide.2.bias"]))
-    return opening.view(*opening.shape[:2], *[1] * (h.dim() - 2)) if is_map else opening
+    return opening.view(len(h), *[1] * (h.dim() - 3), *opening.shape[1:]) if is_map else opening

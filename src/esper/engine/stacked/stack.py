@@ -7,6 +7,7 @@ An epoch works on copies of what takes part in it and writes them back, so netwo
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,7 +22,7 @@ from esper.engine.stacked.composition import Composition, Lives, compose
 from esper.engine.stacked.hosts import StackedHosts, Statistics
 from esper.engine.stacked.parameters import Table
 from esper.engine.stacked.passes import Leaves, StackedPass
-from esper.engine.stacked.seeds import BATCHED, Place
+from esper.engine.stacked.seeds import BATCHED
 from esper.engine.stacked.training import EpochOfUpdates
 from esper.growth.blueprints import blueprint_names
 from esper.slot_columns import CONTRAST
@@ -80,6 +81,15 @@ class Stack:
     def __len__(self) -> int:
         return len(self.problems)
 
+    def own_stream(self) -> AbstractContextManager[None]:
+        """Within, work is queued beside that of other stacks."""
+        return nullcontext() if self.capture is None else self.capture.active()
+
+    def join(self) -> None:
+        """What is queued from here on comes after all of this stack's work."""
+        if self.capture is not None:
+            self.capture.join()
+
     # -- what blueprints cost ------------------------------------------------------------------------------------------
 
     def costs(self) -> tuple[Tensor, Tensor]:
@@ -101,8 +111,7 @@ class Stack:
         for place, kind in np.unique(at, axis=0):
             chosen = torch.from_numpy(np.flatnonzero((at == (place, kind)).all(1))).to(self.device)
             some = rows[chosen]
-            where = self.hosts.place(int(place))
-            where = Place(where.layout, where.channels[some], where.padded, where.sizes, where.dtype)
+            where = self.hosts.place(int(place)).of(some)
             body = Table(BATCHED[self.problems.form.layout][names[kind]].parameters(where))
             around = Table(seeds.gate_parameters(where))
             count = int((body.drawn + around.drawn).max())
@@ -125,17 +134,17 @@ class Stack:
     def compose(self, lives: Lives, *, removals: bool) -> Composition:
         return compose(lives, removals=removals, device=self.device, dtype=self.dtype)
 
-    def measure(
-        self, rows: Tensor, lives: Lives, *, epoch: EpochOfUpdates | None = None, contrasts: bool = True, test: bool = False
-    ) -> Measured:
-        """The networks `rows` on their validation sets, and every unfinished seed against the network without it.
+    def prepare(self, rows: Tensor, lives: Lives, *, contrasts: bool = True) -> StackedPass:
+        """A pass for `measure`. To be made before an epoch's updates are queued: it reads numbers from the device."""
+        lives = lives if contrasts else lives.grown
+        return StackedPass(self.hosts, rows, self.compose(lives, removals=contrasts))
+
+    def measure(self, run: StackedPass, epoch: EpochOfUpdates | None = None, *, test: bool = False) -> Measured:
+        """The networks of a pass on their validation sets, and every unfinished seed against the network without it.
 
         With `epoch` as it has trained them; without, as they are kept.
         """
-        if not contrasts:
-            lives = lives.grown
-        composition = self.compose(lives, removals=contrasts)
-        run = StackedPass(self.hosts, rows, composition)
+        rows, composition = run.rows, run.composition
         leaves = self.leaves(rows, composition) if epoch is None else epoch.leaves
         statistics = self._known_statistics(rows, composition, epoch)
         x, y = (self.problems.test_x, self.problems.test_y) if test else (self.problems.val_x, self.problems.val_y)
@@ -144,7 +153,8 @@ class Stack:
         chunk = self._chunk(len(networks), count)
         with torch.no_grad():
             for start in range(0, count, chunk):
-                out, _ = run(leaves, x[rows, start : start + chunk].to(self.dtype), statistics)
+                part = x[rows, start : start + chunk].to(self.dtype)  # [n, examples, *sizes, features]
+                out, _ = run(leaves, part.movedim(1, -2), statistics)
                 targets = y[rows, start : start + chunk][networks]
                 each = F.cross_entropy(out.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
                 losses.append(each.double().sum(1))
@@ -153,7 +163,7 @@ class Stack:
         return _contrasts(loss, torch.cat(correct, 1), composition, self.slots)
 
     def _chunk(self, rows: int, count: int) -> int:
-        widest = max(math.prod(sizes) * width for sizes, width in zip(self.hosts.sizes, self.hosts.padded, strict=True))
+        widest = max(math.prod(sizes) * width for sizes, width in zip(self.hosts.sizes, self.hosts.padded, strict=False))
         # As many parts of equal size as needed: a last part of other size would be another shape to prepare for.
         parts = max(1, math.ceil(rows * count * widest / CHUNK_NUMBERS[self.device.type]))
         return max(1, math.ceil(count / parts))

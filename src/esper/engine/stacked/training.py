@@ -110,7 +110,7 @@ class EpochOfUpdates:
         """The update whose number is in `counter`."""
         index = (self.plan.index_select(0, self.counter)[0] + self._first).flatten()
         shape = (len(self.rows), -1)
-        x = self._x.index_select(0, index).unflatten(0, shape).to(self.stack.dtype)
+        x = self._x.index_select(0, index).unflatten(0, shape).to(self.stack.dtype).movedim(1, -2)
         y = self._y.index_select(0, index).view(shape)[self.networks]  # [rows of the pass, batch]
         out, seen = self.run_pass(self.leaves, x, None)
         losses = F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
