@@ -27,7 +27,7 @@ from esper.engine.eager import EpochRecord
 from esper.engine.governor import Fault, Verdict
 from esper.engine.learner import TrainReport
 from esper.engine.measure import Evaluation
-from esper.env.learner_env import measured
+from esper.env.epoch_records import epoch_columns
 from esper.env.observation import OVERALL_FIELDS, features, legal_actions
 from esper.env.reward import TERMS, Reward, RewardConfig
 from esper.env.reward.suspicion import KINDS
@@ -77,10 +77,13 @@ class Replay:
             host_parameters=episode["host"],
             budget=None if episode["budget"] == "inf" else episode["budget"],
             max_seeds=None if episode["max_seeds"] == "inf" else episode["max_seeds"],
-            slots=[SimpleNamespace(shape=shape, index=i) for i, shape in enumerate(shapes)],
+            slots=[
+                SimpleNamespace(shape=shape, index=i, path=path)
+                for i, (shape, path) in enumerate(zip(shapes, episode["paths"], strict=True))
+            ],
             costs=lambda slot: costs[slot.index],
         )
-        self.world = World.begin([model], self.slots.columns, [episode["horizon"]])  # type: ignore[list-item]
+        self.world = World.of_models([model], self.slots.columns, [episode["horizon"]])  # type: ignore[list-item]
         self.rewards = {
             (mode, signal): Reward(RewardConfig(mode=mode, signal=signal), self.world, [episode["classes"]])  # type: ignore[arg-type]
             for mode, signal in CONFIGS
@@ -111,18 +114,18 @@ class Replay:
         assert (done is not None) == self.e["changed"][t]
         transitions = [*(done or []), *self.slots.begin_epoch(t)]
         record = self.train(t, action, done is not None, transitions)
-        self.world.record([record])
+        shown = epoch_columns([record], self.world.slots)
+        self.world.record(shown)
         ended = torch.tensor([t + 1 == len(self.e["action"])])
-        shown = measured(self.world, [record])
         for (mode, signal), reward in self.rewards.items():
-            found, key = reward.step(before, self.world, shown, torch.tensor([True]), ended), f"{mode}_{signal}"
+            found, key = reward.step(before, self.world, shown, ended), f"{mode}_{signal}"
             assert_close(f"terms_{key}", found.terms[0], self.x[f"terms_{key}"][t], CLOSE)
             assert_close(f"potential_{key}", found.potential[0], self.x[f"potential_{key}"][t], CLOSE)
             suspected = sorted([KINDS[kind], place] for place, kind in found.findings[0].nonzero().tolist())
             assert suspected == sorted(one[:2] for one in self.x[f"findings_{key}"][t])
             if bool(ended):
                 assert_close("score", found.score[0], self.x[f"score_{key}"], CLOSE)
-        self.world.over |= ended
+        self.world.end(ended)
 
     def act(self, action: Action, blueprint: int, blend: int, t: int) -> list[Transition] | None:
         if action.slot is None:
