@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.actions import BLENDS, WAIT, Action, Op
+from esper.actions import BLENDS, HEAD_NAMES, WAIT, Action, Op
 from esper.env.observation import decode_one
 from esper.env.situation import Situation, world_of
 from esper.env.spaces import ActionMasks, Observation
@@ -88,6 +88,11 @@ def first(where: Tensor) -> tuple[Tensor, Tensor]:
     return found, index * found
 
 
+def waiting(world: World) -> Tensor:
+    """[N, heads]: WAIT for every network."""
+    return torch.full((world.epoch.shape[0], len(HEAD_NAMES)), int(Op.WAIT), device=world.epoch.device)
+
+
 @cache
 def _uses(device: torch.device) -> Tensor:
     return GROWTH_ACTIONS.table(device)
@@ -99,8 +104,7 @@ class NoGrowth(RuleController):
     name = "none"
 
     def choose(self, world: World, masks: ActionMasks) -> tuple[Tensor, Tensor]:
-        nothing = torch.zeros_like(world.epoch)
-        return torch.stack((nothing,) * 4, -1), nothing
+        return waiting(world), torch.zeros_like(world.epoch)
 
 
 class RandomLegal(RuleController):
@@ -125,13 +129,15 @@ class RandomLegal(RuleController):
         self._generator = None
 
     def choose(self, world: World, masks: ActionMasks) -> tuple[Tensor, Tensor]:
-        device = masks.op.device
+        device, code = masks.op.device, torch.zeros_like(world.epoch)
+        if not masks.slot.shape[-1]:  # not one slot to draw from
+            return waiting(world), code
         if self._generator is None:
             self._generator = torch.Generator(device).manual_seed(self._seed)
         heads = (masks.op, masks.slot, masks.blueprint, masks.blend)
         logits = FactoredLogits(*(torch.zeros_like(mask, dtype=torch.float32) for mask in heads))
         policy = FactoredPolicy.from_logits(logits, masks, _uses(device))
-        return policy.sample(self._generator)[0], torch.zeros_like(world.epoch)
+        return policy.sample(self._generator)[0], code
 
     def decide(self, situations: Sequence[Situation]) -> list[Action]:
         self._check(situations)
