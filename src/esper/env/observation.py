@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import cache
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from esper.actions import BLENDS, HEAD_NAMES, Action, Op
@@ -24,9 +26,18 @@ SCHEMA_VERSION = 1
 NOT_MEASURED = -2.0
 
 
-def squash(value: Tensor, scale: float) -> Tensor:
-    """Sign-preserving logarithm, 1 at `scale`, clipped there: large values stay bounded, small ones stay visible."""
-    return torch.copysign((value.abs().log1p() / math.log1p(scale)).clamp(max=1.0), value)
+def squash(value: Tensor, scale: float | tuple[float, ...]) -> Tensor:
+    """Sign-preserving logarithm, 1 at `scale`, clipped there: large values stay bounded, small ones stay visible.
+
+    Several scales are those of the last axis.
+    """
+    unit = math.log1p(scale) if isinstance(scale, float) else _numbers(tuple(map(math.log1p, scale)), value.device)
+    return torch.copysign((value.abs().log1p() / unit).clamp(max=1.0), value)
+
+
+@cache
+def _numbers(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def _known(value: Tensor) -> Tensor:
@@ -49,21 +60,20 @@ def _results(w: World) -> Tensor:
 def _training(w: World) -> Tensor:
     """What is not a number in an epoch that broke counts as the worst."""
     since_best = (w.epoch - 1 - w.best_epoch).double() / w.horizon
-    gap = torch.where(w.train_loss.isfinite(), w.loss[:, 0] - w.train_loss, math.inf)
-    losses = squash(torch.stack((w.train_loss, gap), -1).nan_to_num(math.inf), 20.0)
-    rest = torch.stack((since_best, squash(w.host_gradient.nan_to_num(math.inf), 100.0)), -1)
-    return torch.where(w.epoch[:, None] > 0, torch.cat((losses, rest), -1), NOT_MEASURED)
+    losses = torch.stack((w.train_loss, w.loss[:, 0] - w.train_loss, w.host_gradient), -1)
+    broken = w.train_loss.isnan() | w.train_loss.isinf()
+    losses[:, 1].masked_fill_(broken, math.inf)
+    loss, gap, gradient = squash(losses.nan_to_num(math.inf), (20.0, 20.0, 100.0)).unbind(-1)
+    columns = torch.stack((loss, gap, since_best, gradient), -1)
+    return torch.where(w.epoch[:, None] > 0, columns, NOT_MEASURED)
 
 
 def _sizes(w: World) -> Tensor:
     parameters, host = w.parameters, w.host_parameters
-    columns = (
-        squash(parameters / host - 1.0, 20.0),
-        squash((w.budget - parameters) / host, 10.0),
-        (w.seeds_left / w.slots.present.sum(1).clamp(min=1)).clamp(max=1.0),
-        (host.clamp(min=1).log10() / 8).clamp(max=1.0),
-    )
-    return torch.stack(columns, -1)
+    room = torch.stack((parameters / host - 1.0, (w.budget - parameters) / host), -1)
+    seeds = (w.seeds_left / w.slots.present.sum(1).clamp(min=1)).clamp(max=1.0)
+    size = (host.clamp(min=1).log10() / 8).clamp(max=1.0)
+    return torch.cat((squash(room, (20.0, 10.0)), torch.stack((seeds, size), -1)), -1)
 
 
 _STAGES_TOGETHER = {
@@ -112,8 +122,8 @@ def _place(w: World) -> Tensor:
 
 def _age(w: World) -> Tensor:
     v = w.slots
-    counts = [(count.double() / most).clamp(max=1.0) for count, most in ((v.age, 20), (v.dwell, 10), (v.pruned, 4))]
-    return torch.stack((v.alpha, v.retiring.double(), *counts), -1)
+    counts = torch.stack((v.age, v.dwell, v.pruned), -1).double() / _numbers((20.0, 10.0, 4.0), v.age.device)
+    return torch.cat((torch.stack((v.alpha, v.retiring.double()), -1), counts.clamp(max=1.0)), -1)
 
 
 def _activity(w: World) -> Tensor:
@@ -121,11 +131,11 @@ def _activity(w: World) -> Tensor:
     return torch.stack((squash(w.slots.size / w.host_parameters[:, None], 20.0), _known(gradient)), -1)
 
 
-def _worth(contrast: Tensor) -> Tensor:
-    """Points, loss saved, and points per standard error: is it more than noise?"""
-    accuracy, loss, error = contrast.unbind(-1)
-    certainty = (accuracy / error.clamp(min=1e-3) / 5).clamp(-1.0, 1.0)
-    return _known(torch.stack((squash(accuracy, 50.0), squash(loss, 3.0), certainty), -1))
+def _worth(w: World) -> Tensor:
+    """Of the shadow, then of the contribution: points, loss saved, and points per standard error, beyond noise?"""
+    both = torch.stack((w.slots.shadow, w.slots.contribution), -2)  # [N, S, 2, 3]
+    certainty = both[..., :1] / both[..., 2:].clamp(min=1e-3) / 5
+    return _known(torch.cat((squash(both[..., :2], (50.0, 3.0)), certainty.clamp(-1.0, 1.0)), -1)).flatten(2)
 
 
 def _staleness(w: World) -> Tensor:
@@ -134,56 +144,77 @@ def _staleness(w: World) -> Tensor:
     return torch.where(unknown, NOT_MEASURED, ((v.age - v.measured_age).double() / 10).clamp(max=1.0))[..., None]
 
 
-def _legal(w: World) -> Tensor:
-    return torch.stack((w.growable.any(-1), w.slots.prunable, w.slots.fossilizable), -1).double()
-
-
 _SLOT: list[tuple[tuple[str, ...], Callable[[World], Tensor]]] = [
     (tuple(f"stage_{stage.name.lower()}" for stage in Stage), lambda w: _one_hot(w.slots.stage, len(Stage))),
     (tuple(f"layout_{layout}" for layout in LAYOUTS), lambda w: _one_hot(w.layout, len(LAYOUTS))),
     (("position", "channels"), _place),
     (("alpha", "retiring", "age", "dwell", "seeds_before"), _age),
     (("parameters", "gradient"), _activity),
-    (("shadow_points", "shadow_loss", "shadow_certainty"), lambda w: _worth(w.slots.shadow)),
-    (("contribution_points", "contribution_loss", "contribution_certainty"), lambda w: _worth(w.slots.contribution)),
+    (tuple(f"{of}_{what}" for of in ("shadow", "contribution") for what in ("points", "loss", "certainty")), _worth),
     (("staleness",), _staleness),
-    (("growable", "prunable", "fossilizable"), _legal),
 ]
-SLOT_FIELDS = tuple(name for names, _ in _SLOT for name in names)
+_LEGAL = ("growable", "prunable", "fossilizable")
+SLOT_FIELDS = (*(name for names, _ in _SLOT for name in names), *_LEGAL)
 
 
 def _one_hot(column: Tensor, count: int) -> Tensor:
-    return (column[..., None] == torch.arange(count, device=column.device)).double()
+    return _unit(count, column.device)[column]
+
+
+@cache
+def _unit(count: int, device: torch.device) -> Tensor:
+    return torch.eye(count, dtype=torch.float64, device=device)
 
 
 # -- all together -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Legal:
+    """What may be done in each network, were its episode not over: both masks and features are made of it."""
+
+    growable: Tensor
+    """[N, S, B] bool"""
+    slot: Tensor
+    """[N, S, 3] bool, in the order of `_LEGAL`, which is that of the operations after WAIT."""
+
+    @classmethod
+    def of(cls, w: World) -> _Legal:
+        growable = w.growable
+        return cls(growable, torch.stack((growable.any(-1), w.slots.prunable, w.slots.fossilizable), -1))
+
+
 def features(w: World) -> tuple[Tensor, Tensor, Tensor]:
     """In float64: of the runs [N, G], of the slots [N, S, F], and what blueprints cost [N, S, B], in host sizes."""
+    return _features(w, _Legal.of(w))
+
+
+def _features(w: World, legal: _Legal) -> tuple[Tensor, Tensor, Tensor]:
     overall = torch.cat([columns(w) for _, columns in _OVERALL], -1)
-    slots = torch.cat([columns(w) for _, columns in _SLOT], -1)
+    slots = torch.cat([*(columns(w) for _, columns in _SLOT), legal.slot.double()], -1)
     slots = torch.where(w.slots.present[..., None], slots, 0.0)
     return overall, slots, _known(squash(w.costs / w.host_parameters[:, None, None], 20.0))
 
 
 def encode(w: World) -> tuple[Observation, ActionMasks]:
     """The columns as tensors. Where an episode is over, nothing but WAIT is possible."""
-    overall, slots, costs = features(w)
+    legal = _Legal.of(w)
+    overall, slots, costs = _features(w, legal)
     seen = Observation(overall.float(), slots.float(), w.slots.blueprint + 1, costs.float(), w.slots.present)
-    return seen, legal_actions(w)
+    return seen, _masks(w, legal)
 
 
 def legal_actions(w: World) -> ActionMasks:
-    goes_on = ~w.over[:, None]
-    growable = w.growable & goes_on[..., None]
-    empty = growable.any(-1)
-    by_op = {Op.GERMINATE: empty, Op.PRUNE: w.slots.prunable & goes_on, Op.FOSSILIZE: w.slots.fossilizable & goes_on}
-    nowhere = torch.zeros_like(empty)
-    slot = torch.stack([by_op.get(op, nowhere) for op in Op], 1)  # [N, O, S]
+    return _masks(w, _Legal.of(w))
+
+
+def _masks(w: World, legal: _Legal) -> ActionMasks:
+    goes_on = ~w.over[:, None, None]
+    growable = legal.growable & goes_on
+    slot = F.pad((legal.slot & goes_on).transpose(1, 2), (0, 0, 1, 0))  # [N, O, S]; WAIT is on no slot
     op = slot.any(-1)
     op[:, Op.WAIT] = True
-    return ActionMasks(op, slot, growable, empty[..., None].repeat(1, 1, len(BLENDS)))
+    return ActionMasks(op, slot, growable, slot[:, Op.GERMINATE, :, None].repeat(1, 1, len(BLENDS)))
 
 
 def decode(actions: Tensor) -> list[Action]:

@@ -309,7 +309,8 @@ def bounded(points: Tensor) -> Tensor:
 
 
 def finite(points: Tensor) -> Tensor:
-    return torch.where(points.isfinite(), points, math.nan)
+    """NaN where there is no usable number."""
+    return points.nan_to_num(math.nan, math.nan, math.nan)  # one kernel; `isfinite` alone takes four
 
 
 def claim_ratio(contribution: Tensor, improvement: Tensor, threshold: float) -> Tensor:
