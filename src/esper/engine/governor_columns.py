@@ -46,7 +46,8 @@ class GovernorColumns:
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Index into `FAULTS`, -1 where all is well; the loss that was judged and its limit, NaN where all is well.
 
-        `finite`: every weight is a number. `alpha`, `seed` [N, S]: strength and number of each seed.
+        `finite`: every weight is a number. `alpha`, `seed` [N, S]: strength and number of each seed in this epoch.
+        Rows that did not play get a verdict as well: it means nothing.
         """
         broken = ~(train_loss.isfinite() & loss.isfinite() & finite)
         self._notice_reduction(alpha, seed, ~broken)
