@@ -132,7 +132,7 @@ class Heuristic(RuleController):
         """The least tried combination; among those, the rotation's first, at the first slot. Each [N]: whether there
         is one, the slot and the blueprint."""
         slots, blueprints = masks.blueprint.shape[1:]
-        rank = _ranks(self.settings.rotation, blueprints, world.tried.device)
+        rank = _ranks(self.settings.rotation, blueprint_names()[:blueprints], world.tried.device)
         places = torch.arange(slots, device=rank.device)[:, None]
         order = (world.tried * len(self.settings.rotation) + rank) * slots + places  # [N, S, B], lowest first
         order = torch.where(masks.blueprint & (rank >= 0), order, _NEVER).flatten(1)
@@ -176,7 +176,6 @@ _NEVER = 2**40
 
 
 @cache
-def _ranks(rotation: tuple[str, ...], blueprints: int, device: torch.device) -> Tensor:
+def _ranks(rotation: tuple[str, ...], names: tuple[str, ...], device: torch.device) -> Tensor:
     """[B] place of each blueprint in the rotation; -1 is none."""
-    names = blueprint_names()[:blueprints]
     return torch.tensor([rotation.index(name) if name in rotation else -1 for name in names], device=device)
