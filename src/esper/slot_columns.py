@@ -104,7 +104,8 @@ class SlotColumns:
     @classmethod
     def together(cls, parts: Sequence[SlotColumns], width: int | None = None) -> SlotColumns:
         """Columns of all networks of `parts`, each of one row: copies, padded to the most slots or to `width`."""
-        joined = cls.empty([part.present.shape[1] for part in parts], [Rules()] * len(parts), width=width)
+        device = parts[0].present.device if parts else "cpu"
+        joined = cls.empty([part.present.shape[1] for part in parts], [Rules()] * len(parts), device, width)
         for i, part in enumerate(parts):
             own = joined.row(i, part.present.shape[1])
             for name in _COLUMNS:
@@ -118,6 +119,10 @@ class SlotColumns:
 
     def clone(self) -> SlotColumns:
         return SlotColumns(**{name: getattr(self, name).clone() for name in _COLUMNS})
+
+    def select(self, networks: Tensor) -> SlotColumns:
+        """Copies of some rows."""
+        return SlotColumns(**{name: getattr(self, name)[networks] for name in _COLUMNS})
 
     # -- what is so ---------------------------------------------------------------------------------------------------
 

@@ -17,7 +17,7 @@ from esper.actions import BLENDS, WAIT, Action, Effect, Op
 from esper.engine.eager import EpochRecord
 from esper.engine.learner import TrainReport
 from esper.engine.measure import Evaluation
-from esper.env.learner_env import measured
+from esper.env.epoch_records import epoch_columns
 from esper.env.reward import TERMS, Reward, RewardConfig
 from esper.env.reward.suspicion import KINDS as KINDS_OF_FINDINGS
 from esper.env.situation import Situation, SlotView
@@ -56,13 +56,13 @@ def host_accuracy(epoch: int) -> float:
 
 
 class Network:
-    """What `World.begin` asks of a model."""
+    """What `World.of_models` asks of a model."""
 
     budget = max_seeds = None
 
     def __init__(self, slots: int) -> None:
         self.host_parameters = HOST
-        self.slots = [SimpleNamespace(shape=SlotShape("conv1d", 8)) for _ in range(slots)]
+        self.slots = [SimpleNamespace(shape=SlotShape("conv1d", 8), path=f"stage{i}") for i in range(slots)]
 
     def costs(self, slot: object) -> dict[str, int]:
         return {}
@@ -82,7 +82,7 @@ class Pretended:
 
     def __post_init__(self) -> None:
         self.lifecycle = Slots([f"stage{i}" for i in range(self.slots)], self.rules)
-        self.world = World.begin([Network(self.slots)], self.lifecycle.columns, [self.horizon])  # type: ignore[list-item]
+        self.world = World.of_models([Network(self.slots)], self.lifecycle.columns, [self.horizon])  # type: ignore[list-item]
         self.history: list[EpochRecord] = []
 
     # -- one epoch ------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ class Pretended:
         trained = TrainReport(measured.loss, 1.0, {}, {})
         record = EpochRecord(epoch, effect, trained, measured, transitions, parameters, stages, alphas)
         self.history.append(record)
-        self.world.record([record])
+        self.world.record(epoch_columns([record], self.world.slots))
         return record
 
     def _apply(self, action: Action, epoch: int) -> Effect:
@@ -225,7 +225,7 @@ class Paid:
 
 def pay(model: Reward, step: Step, *, terminal: bool | None = None) -> Paid:
     end = torch.tensor([step.terminal if terminal is None else terminal])
-    found = model.step(step.start, step.end, measured(step.end, [step.record]), torch.tensor([True]), end)
+    found = model.step(step.start, step.end, epoch_columns([step.record], step.end.slots), end)
     seeds = step.end.slots.seed[0].tolist()
     events = tuple((KINDS_OF_FINDINGS[kind], slot, seeds[slot]) for slot, kind in found.findings[0].nonzero().tolist())
     score = float(found.score[0])

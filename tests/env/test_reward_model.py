@@ -1,7 +1,7 @@
 """The reward of whole stories, step by step, with numbers worked out by hand; and what the model refuses."""
 
 import math
-from dataclasses import fields, replace
+from dataclasses import replace
 
 import pytest
 import torch
@@ -10,13 +10,12 @@ from reward_scenarios import CLASSES, HOST, Kind, Paid, Pretended, Step, pay, pl
 from esper.actions import WAIT, Action, Op
 from esper.engine.governor import Fault, Verdict
 from esper.engine.measure import Evaluation
+from esper.env.epoch_records import epoch_columns
 from esper.env.growth_env import GrowthEnv
-from esper.env.learner_env import measured
 from esper.env.reward import TERMS, LossScale, Reward, RewardColumns, RewardConfig
 from esper.env.reward.config import COST_TERMS
 from esper.env.world import World
 from esper.lifecycle import Rules
-from esper.slot_columns import SlotColumns
 from esper.tasks.family import get_family
 from small_worlds import BUILT_IN, EAGER, germinate, learner_for, run_epoch
 
@@ -200,11 +199,13 @@ def test_shaping_share_is_defined_when_nothing_is_paid():
     assert columns_of(score_shaping=-3.0, credit_shaping=1.0, objective=4.0).shaping_share.tolist() == [0.5]
 
 
-def test_misuse_is_refused_with_the_reason():
+def test_an_episode_that_is_over_is_paid_nothing_more():
     model = reward_of(RewardConfig(), GROWN[0])
     pay(model, GROWN[0], terminal=True)
-    with pytest.raises(RuntimeError, match="an episode is over"):
-        pay(model, GROWN[1])
+    assert set(pay(model, GROWN[1]).terms.values()) == {0.0}
+
+
+def test_a_loss_signal_without_a_scale_is_refused_with_the_reason():
     with pytest.raises(ValueError, match="needs a loss_scale, or tasks with classes"):
         Reward(RewardConfig(signal="loss"), GROWN[0].start)
 
@@ -216,9 +217,7 @@ def test_rows_are_paid_as_if_they_were_alone():
     alone = [[paid.total for paid in rewards(config, story)] for story in stories]
 
     def joined(worlds: list[World]) -> World:
-        tensors = {f.name: [getattr(w, f.name) for w in worlds] for f in fields(World) if f.name != "slots"}
-        slots = {f.name: torch.cat([getattr(w.slots, f.name) for w in worlds]) for f in fields(SlotColumns)}
-        return World(slots=SlotColumns(**slots), **{name: torch.cat(parts) for name, parts in tensors.items()})
+        return World.together(worlds)
 
     model = Reward(config, joined([story[0].start for story in stories]), [CLASSES] * 3)
     for t in range(8):
@@ -227,7 +226,7 @@ def test_rows_are_paid_as_if_they_were_alone():
         after = joined([row.end for row in rows])
         records = [row.record if on else None for row, on in zip(rows, acted.tolist(), strict=True)]
         ended = acted & torch.tensor([row.terminal for row in rows])
-        found = model.step(joined([row.start for row in rows]), after, measured(after, records), acted, ended)
+        found = model.step(joined([row.start for row in rows]), after, epoch_columns(records, after.slots), ended)
         wanted = [story[t] if t < len(story) else 0.0 for story in alone]
         assert found.total.tolist() == pytest.approx(wanted, abs=1e-12)
 

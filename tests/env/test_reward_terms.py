@@ -1,6 +1,7 @@
 """Each part of the reward by itself, with numbers worked out by hand."""
 
 import math
+from dataclasses import fields
 
 import pytest
 import torch
@@ -8,8 +9,9 @@ from reward_scenarios import CLASSES, KINDS, Kind, Pretended, plant, play, rewar
 from torch import Tensor
 
 from esper.actions import Action, Op
+from esper.engine.epoch import EpochColumns
 from esper.env.rent import rent, score
-from esper.env.reward import LossScale, Measured, Reward, RewardConfig, check_discount
+from esper.env.reward import LossScale, Reward, RewardConfig, check_discount
 from esper.env.reward.config import TERMS
 from esper.env.reward.reward import bounded, claim_ratio
 from esper.env.reward.suspicion import Finding
@@ -48,24 +50,27 @@ def level(value: float) -> Tensor:
     return torch.tensor([value], dtype=torch.float64)
 
 
-def measured(state: World, accuracy: float = 50.0, contribution: list[float] | None = None, **more: object) -> Measured:
-    """What an epoch has shown; `contribution` is that of the first slot."""
+def shown(
+    state: World, accuracy: float = 50.0, contribution: list[float] | None = None, **more: Tensor
+) -> EpochColumns:
+    """An epoch in which nothing was done; `contribution` is that of the first slot."""
     contrasts = torch.full_like(state.slots.contribution, math.nan)
     if contribution is not None:
         contrasts[0, 0] = torch.tensor(contribution, dtype=torch.float64)
-    facts = {"alphas": torch.zeros_like(state.slots.alpha), "slot": torch.tensor([0]), "undone": NO} | more
-    return Measured(level(accuracy), level(1.0), contrasts, **facts)  # type: ignore[arg-type]
+    numbers = {f.name: level(math.nan) for f in fields(EpochColumns)}
+    zeros = dict.fromkeys(("op", "slot", "blueprint", "blend"), torch.tensor([0]))
+    known = {"played": YES, "changed": NO, "accuracy": level(accuracy), "loss": level(1.0), "fault": torch.tensor([-1])}
+    slots = {"contribution": contrasts, "alpha": torch.zeros_like(state.slots.alpha), "stage": state.slots.stage}
+    return EpochColumns(**(numbers | zeros | known | slots | more))
 
 
 def charged(
     config: RewardConfig, term: str, op: Op = Op.WAIT, *, changed: bool = True, before: World | None = None
 ) -> float:
     """What one step costs under this name, for an operation on the first slot."""
-    start = before or world({})
-    end = start.snapshot()
-    end.op.fill_(int(op))
-    end.changed.fill_(changed)
-    found = Reward(config, start, [CLASSES]).step(start, end, measured(end), YES, NO)
+    state = before or world({})
+    epoch = shown(state, op=torch.tensor([int(op)]), changed=torch.tensor([changed]))
+    found = Reward(config, state, [CLASSES]).step(state, state.snapshot(), epoch, NO)
     return -float(found.terms[0, TERMS.index(term)])
 
 
@@ -148,8 +153,8 @@ def test_a_seed_that_leaves_with_the_last_epoch_acted_in_it():
 @pytest.mark.parametrize("accuracy", [math.nan, math.inf, -math.inf])
 def test_a_network_without_a_finite_accuracy_is_worth_nothing(accuracy: float):
     state = world({"stage": Stage.FOSSILIZED, "alpha": 1.0})
-    shown = measured(state, accuracy, alphas=state.slots.alpha)
-    assert reward(state).step(state, state, shown, YES, YES).score.tolist() == pytest.approx([-1.0])  # its rent
+    epoch = shown(state, accuracy, alpha=state.slots.alpha)
+    assert reward(state).step(state, state, epoch, YES).score.tolist() == pytest.approx([-1.0])  # its rent
 
 
 def test_unfinished_seeds_forfeit_what_they_claim():
@@ -310,9 +315,9 @@ def test_pruning_what_pays_its_rent_costs_up_to_three_times_the_base(slot, expec
     assert charged(CONFIG, "prune_cost", Op.FOSSILIZE, before=before) == 0.0
 
 
-def judged(model: Reward, state: World, **shown: object) -> dict[str, float]:
+def judged(model: Reward, state: World, contribution: list[float] | None = None) -> dict[str, float]:
     """What one more epoch in this state costs."""
-    found = model.step(state, state, measured(state, **shown), YES, NO)  # type: ignore[arg-type]
+    found = model.step(state, state, shown(state, contribution=contribution), NO)
     return {name: -cost for name, cost in zip(TERMS, found.terms[0].tolist(), strict=True)}
 
 
@@ -363,8 +368,8 @@ def test_suspicions_begin_once():
     model = reward(state)
 
     def look(contribution: float, improvement: float, error: float = 0.0) -> list[bool]:
-        shown = measured(state, 50.0 + improvement, points(contribution, error))
-        return model.step(state, state, shown, YES, NO).findings[0, 0].tolist()
+        epoch = shown(state, 50.0 + improvement, points(contribution, error))
+        return model.step(state, state, epoch, NO).findings[0, 0].tolist()
 
     assert look(4.0, -0.9) == [False, False]
     assert look(4.0, -1.1) == [True, False]  # ransomware

@@ -74,6 +74,9 @@ class RunningMoments:
         self.mean = state["mean"].to(self.mean).clone()
         self.variance = state["variance"].to(self.variance)
 
+    def to(self, device: torch.device) -> None:
+        self.count, self.mean, self.variance = (t.to(device) for t in (self.count, self.mean, self.variance))
+
 
 def moments(batch: Tensor, where: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
     """Count [], mean and population variance [features] of the rows of [..., features], in float64."""
@@ -123,6 +126,10 @@ class ObservationNormaliser:
     def load(self, state: Mapping[str, Tensor]) -> None:
         for name, kept in self.frozen.items():
             kept.load({key: state[f"{name}/{key}"] for key in ("count", "mean", "variance")})
+
+    def to(self, device: torch.device) -> None:
+        for kept in self.frozen.values():
+            kept.to(device)
 
 
 class ValueNormaliser:

@@ -37,9 +37,11 @@ from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.agent.reasons import with_reasons
 from esper.env.observation import OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS
 from esper.env.situation import Situation, as_tensors
+from esper.env.spaces import ActionMasks, Observation
+from esper.env.world import World
 from esper.errors import first_line, shown
 from esper.growth.blueprints import blueprint_names
-from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
+from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig, NetworkOutput
 
 if TYPE_CHECKING:
     from esper.agent.ppo import PPOAgent
@@ -286,10 +288,24 @@ class LearnedController:
         self._actor = PolicyActor(self.network, self.normaliser)
         self._actor.reset(seeds)
 
+    def act(self, world: World, observation: Observation, masks: ActionMasks) -> Tensor:
+        with torch.inference_mode():
+            return self._forward(observation, masks).policy.mode()
+
     def decide(self, situations: Sequence[Situation]) -> list[Action]:
-        if self._actor is None:
-            raise RuntimeError("reset the controller before it decides")
-        observation, masks = as_tensors(situations)
-        out = self._actor.forward(observation, masks)
+        out = self._forward(*as_tensors(situations))
         returns = None if self.value_units is None else self.value_units.to_returns(out.value)
         return with_reasons(out.policy.mode(), out.policy, returns, situations)
+
+    def _forward(self, observation: Observation, masks: ActionMasks) -> NetworkOutput:
+        if self._actor is None:
+            raise RuntimeError("reset the controller before it decides")
+        device = observation.overall.device
+        if self.network.uses.device != device:  # before the first step of an episode: its memory is empty
+            self.network.to(device)
+            if self.normaliser is not None:
+                self.normaliser.to(device)
+            if self.value_units is not None:
+                self.value_units.moments.to(device)
+            self.reset(range(observation.overall.shape[0]))
+        return self._actor.forward(observation, masks)

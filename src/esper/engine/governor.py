@@ -41,6 +41,10 @@ class Fault(StrEnum):
     """The validation loss is far above its recent level."""
 
 
+FAULTS = tuple(Fault)
+"""The order of codes in columns."""
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """Why an epoch was undone."""

@@ -15,20 +15,20 @@ from torch import Tensor
 
 from esper.actions import WAIT, Action
 from esper.engine.eager import EagerEngine, EpochRecord
+from esper.engine.epoch import EpochColumns
 from esper.engine.governor import Governor
 from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation
+from esper.env.epoch_records import epoch_columns
 from esper.env.observation import decode
 from esper.env.rent import RENT_RATE
 from esper.env.reward.config import TERMS, RewardConfig
-from esper.env.reward.reward import Measured, Reward, RewardColumns
+from esper.env.reward.reward import Reward, RewardColumns
 from esper.env.reward.suspicion import Finding, findings
 from esper.env.situation import Situations
 from esper.env.spaces import ActionMasks, Observation
 from esper.env.world import World
 from esper.growth.blueprints import blueprint_names
-from esper.lifecycle import Contrast
-from esper.slots import contrast_columns
 from esper.telemetry.profiler import PhaseTimers
 
 
@@ -114,7 +114,8 @@ class LearnerEnv:
         pairs = zip(engine.learners, untrained, strict=True)
         engine.governors = [Governor(learner, chance=chance) for learner, chance in pairs]
         self._engine = engine
-        self.world = World.begin([learner.model for learner in engine.learners], engine.columns, horizons)
+        models = [learner.model for learner in engine.learners]
+        self.world = World.of_models(models, engine.columns, horizons, self._rent)
         self._reward = Reward(self.reward, self.world, classes)
         self.histories = [[] for _ in engine.learners]
         return untrained, self._shown()
@@ -131,10 +132,11 @@ class LearnerEnv:
             records = engine.step([a if on else WAIT for a, on in zip(chosen, wanted, strict=True)], wanted)
         self._engine = engine
         with self._phase("reward"):
-            self.world.record(records)
-            ended = self._ended(records)
-            rewards = self._reward.step(before, self.world, measured(self.world, records), active, ended)
-            self.world.over |= ended
+            epoch = epoch_columns(records, self.world.slots)
+            self.world.record(epoch)
+            ended = self._ended(epoch)
+            rewards = self._reward.step(before, self.world, epoch, ended)
+            self.world.end(ended)
             infos = self._infos(records, rewards)
         for history, record in zip(self.histories, records, strict=True):
             if record is not None:
@@ -161,12 +163,10 @@ class LearnerEnv:
 
     # -- internals -----------------------------------------------------------------------------------------------------
 
-    def _ended(self, records: Sequence[EpochRecord | None]) -> Tensor:
+    def _ended(self, epoch: EpochColumns) -> Tensor:
         """[N] bool: episodes that this epoch ended."""
-        undone = [record is not None and record.verdict is not None for record in records]
-        played = torch.tensor([record is not None for record in records])
-        broken = torch.tensor(undone) if self._ends_when_undone else torch.zeros_like(played)
-        return played & (broken | (self.world.epoch >= self.world.horizon))
+        last = self.world.epoch >= self.world.horizon
+        return epoch.played & (last | epoch.undone if self._ends_when_undone else last)
 
     def _infos(self, records: Sequence[EpochRecord | None], rewards: RewardColumns) -> tuple[StepInfo | None, ...]:
         terms, scores, sizes = (t.tolist() for t in (rewards.terms, rewards.score, self.world.acting_parameters))
@@ -187,24 +187,6 @@ class LearnerEnv:
     def _shown(self) -> tuple[Observation, ActionMasks]:
         with self._phase("observe"):
             models = [learner.model for learner in self.learners]
-            self._situations = Situations(self.world, models, self.histories, self._rent)
+            self._situations = Situations(self.world, models, self.histories)
             observation, masks = self._situations.tensors
             return observation.to(self.device), masks.to(self.device)
-
-
-def measured(world: World, records: Sequence[EpochRecord | None]) -> Measured:
-    """What the reward needs of an epoch's records, as columns."""
-    shape = world.slots.alpha.shape
-    accuracy = torch.full(shape[:1], math.nan, dtype=torch.float64)
-    loss, alphas = accuracy.clone(), torch.zeros(shape, dtype=torch.float64)
-    slot, undone = torch.zeros(shape[:1], dtype=torch.int64), torch.zeros(shape[:1], dtype=torch.bool)
-    nothing: dict[int, Contrast] = {}
-    contributions = [nothing if record is None else record.measured.contributions for record in records]
-    for row, record in enumerate(records):
-        if record is not None:
-            accuracy[row], loss[row] = record.measured.accuracy, record.measured.loss
-            alphas[row, : len(record.alphas)] = torch.tensor(record.alphas, dtype=torch.float64)
-            slot[row] = record.effect.action.slot or 0
-            undone[row] = record.verdict is not None
-    contribution = contrast_columns(contributions, shape[1])
-    return Measured(accuracy, loss, contribution, alphas, slot, undone)

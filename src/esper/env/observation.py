@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
 
 import torch
 import torch.nn.functional as F
@@ -24,45 +26,54 @@ SCHEMA_VERSION = 1
 NOT_MEASURED = -2.0
 
 
-def squash(value: Tensor, scale: float) -> Tensor:
-    """Sign-preserving logarithm, 1 at `scale`, clipped there: large values stay bounded, small ones stay visible."""
-    return torch.copysign((value.abs().log1p() / math.log1p(scale)).clamp(max=1.0), value)
+def squash(value: Tensor, scale: float | tuple[float, ...]) -> Tensor:
+    """Sign-preserving logarithm, 1 at `scale`, clipped there: large values stay bounded, small ones stay visible.
+
+    Several scales are those of the last axis.
+    """
+    unit = math.log1p(scale) if isinstance(scale, float) else _numbers(tuple(map(math.log1p, scale)), value.device)
+    return torch.copysign((value.abs().log1p() / unit).clamp(max=1.0), value)
+
+
+@cache
+def _numbers(values: tuple[float, ...], device: torch.device) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, device=device)
 
 
 def _known(value: Tensor) -> Tensor:
     return torch.where(value.isnan(), NOT_MEASURED, value)
 
 
-# -- the run as a whole: [N, fields] ----------------------------------------------------------------------------------
+# -- the run as a whole: each function gives the columns of some fields, [N, fields] ----------------------------------
 
 
-def _time(w: World) -> list[Tensor]:
-    epoch, horizon = w.epoch.double(), w.horizon.double()
-    return [epoch / horizon, ((horizon - epoch) / 50).clamp(max=1.0)]
+def _time(w: World) -> Tensor:
+    left = w.horizon - w.epoch
+    return torch.stack((w.epoch.double() / w.horizon, (left.double() / 50).clamp(max=1.0)), -1)
 
 
-def _results(w: World) -> list[Tensor]:
+def _results(w: World) -> Tensor:
     """Accuracies and losses of the current epoch and those before it, the current one first."""
-    return [*_known(w.accuracy / 100).unbind(1), *_known(squash(w.loss, 20.0)).unbind(1)]
+    return _known(torch.cat((w.accuracy / 100, squash(w.loss, 20.0)), -1))
 
 
-def _training(w: World) -> list[Tensor]:
+def _training(w: World) -> Tensor:
     """What is not a number in an epoch that broke counts as the worst."""
     since_best = (w.epoch - 1 - w.best_epoch).double() / w.horizon
-    gap = torch.where(w.train_loss.isfinite(), w.loss[:, 0] - w.train_loss, math.inf)
-    sizes = [squash(x.nan_to_num(math.inf), scale) for x, scale in ((w.train_loss, 20.0), (gap, 20.0))]
-    columns = [*sizes, since_best, squash(w.host_gradient.nan_to_num(math.inf), 100.0)]
-    return [torch.where(w.epoch > 0, column, NOT_MEASURED) for column in columns]
+    losses = torch.stack((w.train_loss, w.loss[:, 0] - w.train_loss, w.host_gradient), -1)
+    broken = w.train_loss.isnan() | w.train_loss.isinf()
+    losses[:, 1].masked_fill_(broken, math.inf)
+    loss, gap, gradient = squash(losses.nan_to_num(math.inf), (20.0, 20.0, 100.0)).unbind(-1)
+    columns = torch.stack((loss, gap, since_best, gradient), -1)
+    return torch.where(w.epoch[:, None] > 0, columns, NOT_MEASURED)
 
 
-def _sizes(w: World) -> list[Tensor]:
-    parameters = w.parameters
-    return [
-        squash(parameters / w.host_parameters - 1.0, 20.0),
-        squash((w.budget - parameters) / w.host_parameters, 10.0),
-        (w.seeds_left / w.slots.present.sum(1).clamp(min=1)).clamp(max=1.0),
-        (w.host_parameters.clamp(min=1).log10() / 8).clamp(max=1.0),
-    ]
+def _sizes(w: World) -> Tensor:
+    parameters, host = w.parameters, w.host_parameters
+    room = torch.stack((parameters / host - 1.0, (w.budget - parameters) / host), -1)
+    seeds = (w.seeds_left / w.slots.present.sum(1).clamp(min=1)).clamp(max=1.0)
+    size = (host.clamp(min=1).log10() / 8).clamp(max=1.0)
+    return torch.cat((squash(room, (20.0, 10.0)), torch.stack((seeds, size), -1)), -1)
 
 
 _STAGES_TOGETHER = {
@@ -73,18 +84,26 @@ _STAGES_TOGETHER = {
 }
 
 
-def _shares(w: World) -> list[Tensor]:
+def _shares(w: World) -> Tensor:
     present = w.slots.present
-    count = present.sum(1).clamp(min=1)
-    return [(w.slots.within(stages) & present).sum(1).double() / count for stages in _STAGES_TOGETHER.values()]
+    there = _groups(present.device)[w.slots.stage] & present[..., None]  # [N, S, groups]
+    return there.sum(1).double() / present.sum(1).clamp(min=1)[:, None]
 
 
-def _last_op(w: World) -> list[Tensor]:
-    return [*((w.op == op).double() for op in Op), w.changed.double()]
+@cache
+def _groups(device: torch.device) -> Tensor:
+    """[stages, groups] bool"""
+    rows = [[stage in stages for stages in _STAGES_TOGETHER.values()] for stage in Stage]
+    return torch.tensor(rows, device=device)
+
+
+def _last_op(w: World) -> Tensor:
+    ops = torch.arange(len(Op), device=w.op.device)
+    return torch.cat((w.op[:, None] == ops, w.changed[:, None]), -1).double()
 
 
 # Names, and the function that gives their columns.
-_OVERALL: list[tuple[tuple[str, ...], Callable[[World], list[Tensor]]]] = [
+_OVERALL: list[tuple[tuple[str, ...], Callable[[World], Tensor]]] = [
     (("progress", "epochs_left"), _time),
     (tuple(f"val_{what}_{ago}_ago" for what in ("accuracy", "loss") for ago in range(HISTORY + 1)), _results),
     (("train_loss", "generalisation_gap", "epochs_since_best", "host_gradient"), _training),
@@ -97,84 +116,105 @@ OVERALL_FIELDS = tuple(name for names, _ in _OVERALL for name in names)
 # -- one slot: [N, S, fields] -----------------------------------------------------------------------------------------
 
 
-def _place(w: World) -> list[Tensor]:
-    return [w.position, (w.channels.clamp(min=1).log2() / 10).clamp(max=1.0)]
+def _place(w: World) -> Tensor:
+    return torch.stack((w.position, (w.channels.clamp(min=1).log2() / 10).clamp(max=1.0)), -1)
 
 
-def _age(w: World) -> list[Tensor]:
+def _age(w: World) -> Tensor:
     v = w.slots
-    counts = ((v.age, 20), (v.dwell, 10), (v.pruned, 4))
-    return [v.alpha, v.retiring.double(), *((count.double() / most).clamp(max=1.0) for count, most in counts)]
+    counts = torch.stack((v.age, v.dwell, v.pruned), -1).double() / _numbers((20.0, 10.0, 4.0), v.age.device)
+    return torch.cat((torch.stack((v.alpha, v.retiring.double()), -1), counts.clamp(max=1.0)), -1)
 
 
-def _activity(w: World) -> list[Tensor]:
+def _activity(w: World) -> Tensor:
     gradient = ((w.slots.gradient + 1e-9).log10() / 5).clamp(-1.0, 1.0)
-    return [squash(w.slots.size / w.host_parameters[:, None], 20.0), _known(gradient)]
+    return torch.stack((squash(w.slots.size / w.host_parameters[:, None], 20.0), _known(gradient)), -1)
 
 
-def _worth(contrast: Tensor) -> list[Tensor]:
-    """Points, loss saved, and points per standard error: is it more than noise?"""
-    accuracy, loss, error = contrast.unbind(-1)
-    certainty = (accuracy / error.clamp(min=1e-3) / 5).clamp(-1.0, 1.0)
-    return [_known(squash(accuracy, 50.0)), _known(squash(loss, 3.0)), _known(certainty)]
+def _worth(w: World) -> Tensor:
+    """Of the shadow, then of the contribution: points, loss saved, and points per standard error, beyond noise?"""
+    both = torch.stack((w.slots.shadow, w.slots.contribution), -2)  # [N, S, 2, 3]
+    certainty = both[..., :1] / both[..., 2:].clamp(min=1e-3) / 5
+    return _known(torch.cat((squash(both[..., :2], (50.0, 3.0)), certainty.clamp(-1.0, 1.0)), -1)).flatten(2)
 
 
-def _staleness(w: World) -> list[Tensor]:
+def _staleness(w: World) -> Tensor:
     v = w.slots
     unknown = v.shadow_points.isnan() & v.contribution_points.isnan()
-    return [torch.where(unknown, NOT_MEASURED, ((v.age - v.measured_age).double() / 10).clamp(max=1.0))]
+    return torch.where(unknown, NOT_MEASURED, ((v.age - v.measured_age).double() / 10).clamp(max=1.0))[..., None]
 
 
-def _legal(w: World) -> list[Tensor]:
-    return [column.double() for column in (w.growable.any(-1), w.slots.prunable, w.slots.fossilizable)]
-
-
-_SLOT: list[tuple[tuple[str, ...], Callable[[World], list[Tensor]]]] = [
+_SLOT: list[tuple[tuple[str, ...], Callable[[World], Tensor]]] = [
     (tuple(f"stage_{stage.name.lower()}" for stage in Stage), lambda w: _one_hot(w.slots.stage, len(Stage))),
     (tuple(f"layout_{layout}" for layout in LAYOUTS), lambda w: _one_hot(w.layout, len(LAYOUTS))),
     (("position", "channels"), _place),
     (("alpha", "retiring", "age", "dwell", "seeds_before"), _age),
     (("parameters", "gradient"), _activity),
-    (("shadow_points", "shadow_loss", "shadow_certainty"), lambda w: _worth(w.slots.shadow)),
-    (("contribution_points", "contribution_loss", "contribution_certainty"), lambda w: _worth(w.slots.contribution)),
+    (tuple(f"{of}_{what}" for of in ("shadow", "contribution") for what in ("points", "loss", "certainty")), _worth),
     (("staleness",), _staleness),
-    (("growable", "prunable", "fossilizable"), _legal),
 ]
-SLOT_FIELDS = tuple(name for names, _ in _SLOT for name in names)
+_LEGAL = ("growable", "prunable", "fossilizable")
+SLOT_FIELDS = (*(name for names, _ in _SLOT for name in names), *_LEGAL)
 
 
-def _one_hot(column: Tensor, count: int) -> list[Tensor]:
-    return list(F.one_hot(column, count).double().unbind(-1))
+def _one_hot(column: Tensor, count: int) -> Tensor:
+    return _unit(count, column.device)[column]
+
+
+@cache
+def _unit(count: int, device: torch.device) -> Tensor:
+    return torch.eye(count, dtype=torch.float64, device=device)
 
 
 # -- all together -----------------------------------------------------------------------------------------------------
 
 
+@dataclass(frozen=True, slots=True)
+class _Legal:
+    """What may be done in each network, were its episode not over: both masks and features are made of it."""
+
+    growable: Tensor
+    """[N, S, B] bool"""
+    slot: Tensor
+    """[N, S, 3] bool, in the order of `_LEGAL`, which is that of the operations after WAIT."""
+
+    @classmethod
+    def of(cls, w: World) -> _Legal:
+        growable = w.growable
+        return cls(growable, torch.stack((growable.any(-1), w.slots.prunable, w.slots.fossilizable), -1))
+
+
 def features(w: World) -> tuple[Tensor, Tensor, Tensor]:
     """In float64: of the runs [N, G], of the slots [N, S, F], and what blueprints cost [N, S, B], in host sizes."""
-    overall = torch.stack([column for _, columns in _OVERALL for column in columns(w)], -1)
-    slots = torch.stack([column for _, columns in _SLOT for column in columns(w)], -1)
+    return _features(w, _Legal.of(w))
+
+
+def _features(w: World, legal: _Legal) -> tuple[Tensor, Tensor, Tensor]:
+    overall = torch.cat([columns(w) for _, columns in _OVERALL], -1)
+    slots = torch.cat([*(columns(w) for _, columns in _SLOT), legal.slot.double()], -1)
     slots = torch.where(w.slots.present[..., None], slots, 0.0)
     return overall, slots, _known(squash(w.costs / w.host_parameters[:, None, None], 20.0))
 
 
 def encode(w: World) -> tuple[Observation, ActionMasks]:
     """The columns as tensors. Where an episode is over, nothing but WAIT is possible."""
-    overall, slots, costs = features(w)
+    legal = _Legal.of(w)
+    overall, slots, costs = _features(w, legal)
     seen = Observation(overall.float(), slots.float(), w.slots.blueprint + 1, costs.float(), w.slots.present)
-    return seen, legal_actions(w)
+    return seen, _masks(w, legal)
 
 
 def legal_actions(w: World) -> ActionMasks:
-    goes_on = ~w.over[:, None]
-    growable = w.growable & goes_on[..., None]
-    by_op = {Op.GERMINATE: growable.any(-1), Op.PRUNE: w.slots.prunable, Op.FOSSILIZE: w.slots.fossilizable}
-    nowhere = torch.zeros_like(w.slots.present)
-    slot = torch.stack([by_op.get(op, nowhere) & goes_on for op in Op], 1)  # [N, O, S]
+    return _masks(w, _Legal.of(w))
+
+
+def _masks(w: World, legal: _Legal) -> ActionMasks:
+    goes_on = ~w.over[:, None, None]
+    growable = legal.growable & goes_on
+    slot = F.pad((legal.slot & goes_on).transpose(1, 2), (0, 0, 1, 0))  # [N, O, S]; WAIT is on no slot
     op = slot.any(-1)
     op[:, Op.WAIT] = True
-    blend = growable.any(-1, keepdim=True).expand(-1, -1, len(BLENDS)).clone()
-    return ActionMasks(op, slot, growable, blend)
+    return ActionMasks(op, slot, growable, slot[:, Op.GERMINATE, :, None].repeat(1, 1, len(BLENDS)))
 
 
 def decode(actions: Tensor) -> list[Action]:

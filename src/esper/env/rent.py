@@ -25,7 +25,7 @@ def score(accuracy: _Number, parameters: _Number, host_parameters: _Number, rate
     return accuracy - rent(parameters, host_parameters, rate)
 
 
-def extra_rent(rate: float, parameters: int, host_parameters: int) -> float:
+def extra_rent(rate: _Number, parameters: _Number, host_parameters: _Number) -> _Number:
     """Points that a seed must earn beyond what it must at the default rent; negative where size is cheaper."""
     return (rate - RENT_RATE) * parameters / host_parameters
 

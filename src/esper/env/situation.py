@@ -12,10 +12,13 @@ from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 from typing import Any, overload
 
+import torch
+
 from esper.actions import BLENDS, Action, Effect, Op
 from esper.engine.eager import EpochRecord
 from esper.engine.learner import Learner
-from esper.env.observation import encode
+from esper.env.epoch_records import epoch_columns
+from esper.env.observation import encode, legal_actions
 from esper.env.rent import RENT_RATE
 from esper.env.spaces import ActionMasks, Observation, stack_rows
 from esper.env.world import World
@@ -84,6 +87,8 @@ class Situation:
     """Points that one more host-size of parameters must earn. Learned policies do not read it."""
     tensors: tuple[Observation, ActionMasks] | None = field(default=None, compare=False, repr=False)
     """The same for a learned policy: one row."""
+    source: tuple[World, int] | None = field(default=None, compare=False, repr=False)
+    """The columns that this is a view of, and its row; for rules, valid until the world moves on."""
 
     @property
     def last_effect(self) -> Effect | None:
@@ -113,10 +118,15 @@ class Situations(Sequence[Situation]):
         world: World,
         models: Sequence[GrowingModel],
         histories: Sequence[Sequence[EpochRecord]],
-        rent: float = RENT_RATE,
     ) -> None:
-        self._world, self._models, self._histories, self._rent = world, models, histories, rent
-        self._epochs = world.epoch.tolist()
+        self._world, self._models, self._histories = world, models, histories
+        self._epoch = world.epoch
+
+    @property
+    def world(self) -> World:
+        if self._world.epoch is not self._epoch:  # a world replaces its columns
+            raise RuntimeError("these situations are of an earlier step: read them before the environment moves on")
+        return self._world
 
     @cached_property
     def tensors(self) -> tuple[Observation, ActionMasks]:
@@ -137,16 +147,14 @@ class Situations(Sequence[Situation]):
 
     @cached_property
     def _all(self) -> list[Situation]:
-        if self._world.epoch.tolist() != self._epochs:
-            raise RuntimeError("these situations are of an earlier step: read them before the environment moves on")
-        columns = _lists(self._world)
+        columns = _lists(self.world)
         return [self._situation(row, columns) for row in range(len(self))]
 
     def _situation(self, row: int, columns: Mapping[str, Any]) -> Situation:
         model, seen = self._models[row], self.tensors
         left = columns["seeds_left"][row]
         return Situation(
-            epoch=self._epochs[row],
+            epoch=columns["epoch"][row],
             horizon=columns["horizon"][row],
             history=tuple(self._histories[row]),
             parameters=int(columns["parameters"][row]),
@@ -154,8 +162,9 @@ class Situations(Sequence[Situation]):
             budget=model.budget,
             seeds_left=None if math.isinf(left) else int(left),
             slots=tuple(_slot_views(model, row, columns)),
-            rent=self._rent,
+            rent=columns["rent"][row],
             tensors=(seen[0].map(lambda t: t[row : row + 1]), seen[1].map(lambda t: t[row : row + 1])),
+            source=(self._world, row),
         )
 
 
@@ -163,7 +172,7 @@ _OF_SLOTS = (
     *("stage", "blueprint", "blend", "size", "alpha", "age", "dwell", "retiring", "pruned", "gradient", "shadow"),
     *("contribution", "measured_age", "prunable", "fossilizable"),
 )
-_OF_WORLD = ("position", "parameters", "seeds_left", "horizon", "growable")
+_OF_WORLD = ("position", "parameters", "seeds_left", "epoch", "horizon", "growable", "rent")
 
 
 def _lists(world: World) -> dict[str, Any]:
@@ -215,12 +224,12 @@ def _chosen(names: tuple[str, ...], flags: tuple[bool, ...]) -> frozenset[str]:
 
 def observe(learner: Learner, horizon: int, history: Sequence[EpochRecord] = (), rent: float = RENT_RATE) -> Situation:
     """One network as it is now, with its past."""
-    world = World.begin([learner.model], learner.model.lifecycle.columns, [horizon])
+    world = World.of_models([learner.model], learner.model.lifecycle.columns.clone(), [horizon], rent)
     for record in history:
-        world.record([record])
-    world.epoch.fill_(learner.epoch)
-    world.over.fill_(learner.epoch >= horizon)
-    return Situations(world, [learner.model], [history], rent)[0]
+        world.record(epoch_columns([record], world.slots))
+    world.epoch = torch.full_like(world.epoch, learner.epoch)
+    world.over = world.epoch >= world.horizon
+    return Situations(world, [learner.model], [history])[0]
 
 
 def as_tensors(situations: Sequence[Situation]) -> tuple[Observation, ActionMasks]:
@@ -231,3 +240,21 @@ def as_tensors(situations: Sequence[Situation]) -> tuple[Observation, ActionMask
     if len(rows) != len(situations):
         raise ValueError("a learned policy reads tensors, which a situation made by hand lacks: use observe()")
     return stack_rows(rows)
+
+
+def world_of(situations: Sequence[Situation]) -> tuple[World, ActionMasks]:
+    """The columns behind situations, wherever they come from, and what is legal there; padded like `as_tensors`."""
+    if isinstance(situations, Situations):
+        return situations.world, situations.tensors[1]
+    sources = [situation.source for situation in situations if situation.source is not None]
+    if len(sources) != len(situations):
+        raise ValueError("a rule reads columns, which a situation made by hand lacks: use observe()")
+    for situation, (world, row) in zip(situations, sources, strict=True):
+        if int(world.epoch[row]) != situation.epoch:
+            raise RuntimeError("these situations are of an earlier step: read them before the environment moves on")
+    first = sources[0][0]
+    if all(world is first for world, _ in sources):
+        together = first.select(torch.tensor([row for _, row in sources]))
+    else:
+        together = World.together([world.select(torch.tensor([row])) for world, row in sources])
+    return together, legal_actions(together)

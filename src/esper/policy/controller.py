@@ -1,18 +1,34 @@
-"""Controllers decide what to grow, where and when. One interface for rules and for the learned policy."""
+"""Controllers decide what to grow, where and when. One interface for rules and for the learned policy.
+
+A rule is written once, over columns of N networks on any device (`choose`). A world of thousands of networks asks for
+tensors (`act`); who shows decisions to people asks for records with reasons (`decide`).
+"""
 
 from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Generic, Protocol, TypeVar
+from functools import cache
+from typing import Protocol
 
-from esper.actions import BLENDS, WAIT, Action, Op
-from esper.env.situation import Situation
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.actions import BLENDS, HEAD_NAMES, WAIT, Action, Op
+from esper.env.observation import decode_one
+from esper.env.situation import Situation, world_of
+from esper.env.spaces import ActionMasks, Observation
+from esper.env.world import World
+from esper.growth.blueprints import LAYOUTS
+from esper.policy.distribution import GROWTH_ACTIONS, FactoredLogits, FactoredPolicy
+
+_DENSE = tuple(LAYOUTS).index("dense")
 
 
 class Controller(Protocol):
-    """Decides for a number of learners at once, one action each per epoch."""
+    """Decides for a number of networks at once, one action each per epoch."""
 
     name: str
 
@@ -20,64 +36,123 @@ class Controller(Protocol):
         """Begin new episodes, one per seed; forget the old ones."""
 
     def decide(self, situations: Sequence[Situation]) -> list[Action]:
-        """One action per learner, in the order of `reset`. Each must be one that its situation allows."""
+        """One action per network, in the order of `reset`. Each must be one that its situation allows."""
 
 
-_Memory = TypeVar("_Memory")
+class ColumnController(Controller, Protocol):
+    """One that can also decide for a world of columns, on its device. All but those of a person's own model can."""
+
+    def act(self, world: World, observation: Observation, masks: ActionMasks) -> Tensor:
+        """One action per network, [N, heads], without reasons and without waiting for the device."""
 
 
-class RuleController(ABC, Generic[_Memory]):
-    """A controller written as a rule for one learner, with a memory per learner."""
+class RuleController(ABC):
+    """A controller written as a rule over columns."""
 
     name: str
 
     def __init__(self) -> None:
-        self._memories: list[_Memory] = []
+        self._networks = 0
 
     def reset(self, seeds: Sequence[int]) -> None:
-        self._memories = [self.new_memory(seed) for seed in seeds]
+        self._networks = len(seeds)
+
+    def act(self, world: World, observation: Observation, masks: ActionMasks) -> Tensor:
+        return self.choose(world, masks)[0]
 
     def decide(self, situations: Sequence[Situation]) -> list[Action]:
-        if len(situations) != len(self._memories):
-            raise ValueError(f"{self.name} was reset for {len(self._memories)} learners, not {len(situations)}")
-        return [self.rule(s, m) for s, m in zip(situations, self._memories, strict=True)]
+        self._check(situations)
+        if not situations:
+            return []
+        actions, codes = (part.tolist() for part in self.choose(*world_of(situations)))
+        rows = zip(actions, codes, situations, strict=True)
+        return [decode_one(action, self.reason(action, code, situation)) for action, code, situation in rows]
+
+    def _check(self, situations: Sequence[Situation]) -> None:
+        if len(situations) != self._networks:
+            raise ValueError(f"{self.name} was reset for {self._networks} learners, not {len(situations)}")
 
     @abstractmethod
-    def new_memory(self, seed: int) -> _Memory: ...
+    def choose(self, world: World, masks: ActionMasks) -> tuple[Tensor, Tensor]:
+        """Actions [N, heads] and a code [N] of why, for `reason`."""
 
-    @abstractmethod
-    def rule(self, situation: Situation, memory: _Memory) -> Action: ...
+    def reason(self, action: Sequence[int], code: int, situation: Situation) -> str:
+        """Why an action, in the order of `HEAD_NAMES`, was chosen."""
+        return ""
 
 
-class NoGrowth(RuleController[None]):
+def first(where: Tensor) -> tuple[Tensor, Tensor]:
+    """The first true column of each row of [N, K]: whether there is one, and its index, else 0; both [N]."""
+    index = F.pad(where, (0, 1), value=True).int().argmax(1)  # also where K is 0
+    found = index < where.shape[1]
+    return found, index * found
+
+
+def waiting(world: World) -> Tensor:
+    """[N, heads]: WAIT for every network."""
+    return torch.full((world.epoch.shape[0], len(HEAD_NAMES)), int(Op.WAIT), device=world.epoch.device)
+
+
+@cache
+def _uses(device: torch.device) -> Tensor:
+    return GROWTH_ACTIONS.table(device)
+
+
+class NoGrowth(RuleController):
     """Never grows anything: the host alone."""
 
     name = "none"
 
-    def new_memory(self, seed: int) -> None:
-        return None
-
-    def rule(self, situation: Situation, memory: None) -> Action:
-        return WAIT
+    def choose(self, world: World, masks: ActionMasks) -> tuple[Tensor, Tensor]:
+        return waiting(world), torch.zeros_like(world.epoch)
 
 
-class RandomLegal(RuleController[random.Random]):
-    """A uniformly random legal operation, then a uniformly random legal way to do it."""
+class RandomLegal(RuleController):
+    """A uniformly random legal operation, then a uniformly random legal way to do it.
+
+    The random numbers of `decide` are each network's own; those of `act` are of all networks together.
+    """
 
     name = "random"
 
-    def new_memory(self, seed: int) -> random.Random:
-        return random.Random(seed)
+    def __init__(self) -> None:
+        super().__init__()
+        self._rngs: list[random.Random] = []
+        self._seed = 0
+        self._generator: torch.Generator | None = None
+        """On the world's device, from the first `act` of an episode on."""
 
-    def rule(self, situation: Situation, memory: random.Random) -> Action:
+    def reset(self, seeds: Sequence[int]) -> None:
+        super().reset(seeds)
+        self._rngs = [random.Random(seed) for seed in seeds]
+        self._seed = random.Random(str(list(seeds))).getrandbits(63)
+        self._generator = None
+
+    def choose(self, world: World, masks: ActionMasks) -> tuple[Tensor, Tensor]:
+        device, code = masks.op.device, torch.zeros_like(world.epoch)
+        if not masks.slot.shape[-1]:  # not one slot to draw from
+            return waiting(world), code
+        if self._generator is None:
+            self._generator = torch.Generator(device).manual_seed(self._seed)
+        heads = (masks.op, masks.slot, masks.blueprint, masks.blend)
+        logits = FactoredLogits(*(torch.zeros_like(mask, dtype=torch.float32) for mask in heads))
+        policy = FactoredPolicy.from_logits(logits, masks, _uses(device))
+        return policy.sample(self._generator)[0], code
+
+    def decide(self, situations: Sequence[Situation]) -> list[Action]:
+        self._check(situations)
+        return [self.rule(situation, rng) for situation, rng in zip(situations, self._rngs, strict=True)]
+
+    @staticmethod
+    def rule(situation: Situation, rng: random.Random) -> Action:
         ops = [op for op in Op if op is Op.WAIT or situation.slots_for(op)]
-        op = memory.choice(ops)
+        op = rng.choice(ops)
         if op is Op.WAIT:
             return Action(reason="at random")
-        slot = memory.choice(situation.slots_for(op))
+        slot = rng.choice(situation.slots_for(op))
         if op is Op.GERMINATE:
-            blueprint = memory.choice(sorted(slot.growable))
-            return Action(op, slot.index, blueprint, memory.choice(BLENDS), reason="at random")
+            blueprint = rng.choice(sorted(slot.growable))
+            return Action(op, slot.index, blueprint, rng.choice(BLENDS), reason="at random")
         return Action(op, slot.index, reason="at random")
 
 
@@ -87,14 +162,25 @@ class ByHost:
     Each sees its own learners only, so it decides as it would without the other.
     """
 
-    def __init__(self, name: str, dense: Controller, others: Controller) -> None:
+    def __init__(self, name: str, dense: ColumnController, others: ColumnController) -> None:
         self.name, self.dense, self.others = name, dense, others
         self._seeds: list[int] = []
-        self._parts: list[tuple[Controller, list[int]]] | None = None
+        self._acting = False
+        """Both act on all rows in this episode, and each row takes the answer that is meant for it."""
+        self._parts: list[tuple[ColumnController, list[int]]] | None = None
         """Each controller with the places of its learners, from the first decision of an episode on."""
 
     def reset(self, seeds: Sequence[int]) -> None:
-        self._seeds, self._parts = list(seeds), None
+        self._seeds, self._parts, self._acting = list(seeds), None, False
+
+    def act(self, world: World, observation: Observation, masks: ActionMasks) -> Tensor:
+        if not self._acting:
+            for controller in (self.dense, self.others):
+                controller.reset(self._seeds)
+            self._acting = True
+        dense = ((world.layout == _DENSE) | ~world.slots.present).all(1, keepdim=True)
+        answers = [controller.act(world, observation, masks) for controller in (self.dense, self.others)]
+        return torch.where(dense, answers[0], answers[1])
 
     def decide(self, situations: Sequence[Situation]) -> list[Action]:
         if len(situations) != len(self._seeds):

@@ -6,17 +6,25 @@ harms; keep a seed that contributes. Its thresholds are settings, so that it can
 
 from __future__ import annotations
 
-from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import IntEnum
+from functools import cache
 
-from esper.actions import WAIT, Action, Op
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from esper.actions import BLENDS, Op
 from esper.config import AT_LEAST_0, WHOLE_AT_LEAST_0, WHOLE_AT_LEAST_1, check_ranges
 from esper.env.rent import RENT_RATE, extra_rent
 from esper.env.situation import Situation, SlotView
+from esper.env.spaces import ActionMasks
+from esper.env.world import World
 from esper.errors import shown
-from esper.growth.blueprints import get_blueprint
+from esper.growth.blueprints import blueprint_names, get_blueprint
 from esper.lifecycle import LIVE, Stage
-from esper.policy.controller import RuleController
+from esper.policy.controller import RuleController, first
 
 ROTATION = ("conv", "attention", "mlp", "depthwise", "mlp_small", "pointwise", "lora", "norm", "squeeze_excite")
 """Kinds of computation in the order in which they are tried; a slot takes those that fit it."""
@@ -54,11 +62,21 @@ _RANGES = {
 }
 
 
-class Heuristic(RuleController[None]):
+class Wait(IntEnum):
+    """Why the heuristic waits."""
+
+    TRYING = 0
+    LATE = 1
+    EARLY = 2
+    RISING = 3
+    NOTHING_FITS = 4
+
+
+class Heuristic(RuleController):
     """Rules on measured signals; see the module's description.
 
-    It remembers nothing of its own: what was tried is read from the history of what really happened. So its decision
-    can also be had where another controller acts, as recordings with exploration noise need.
+    It remembers nothing of its own: what was tried is in the columns of what really happened. So its decision can also
+    be had where another controller acts, as recordings with exploration noise need.
     """
 
     def __init__(self, settings: HeuristicSettings | None = None, name: str = "heuristic") -> None:
@@ -66,70 +84,98 @@ class Heuristic(RuleController[None]):
         self.name = name
         self.settings = settings or HeuristicSettings()
 
-    def new_memory(self, seed: int) -> None:
-        return None
+    def choose(self, world: World, masks: ActionMasks) -> tuple[Tensor, Tensor]:
+        """Tend the first seed that calls for it; without a live seed, see whether to plant."""
+        keep, prune = self._tend(world, masks)
+        tend, slot = first(keep | prune)
+        kept = F.pad(keep, (0, 1)).gather(1, slot[:, None]).squeeze(1)  # padded: there may be no slot at all
+        wait = self._why_not_plant(world)
+        fits, place, blueprint = self._where(world, masks)
+        plant = ~tend & (wait == Wait.NOTHING_FITS) & fits
+        op = torch.where(tend, torch.where(kept, int(Op.FOSSILIZE), int(Op.PRUNE)), plant * int(Op.GERMINATE))
+        linear = torch.full_like(op, BLENDS.index("linear")) * plant
+        return torch.stack((torch.where(plant, place, slot), blueprint * plant, linear, op), -1), wait
 
-    def rule(self, situation: Situation, memory: None) -> Action:
-        live = [slot for slot in situation.slots if slot.stage in LIVE]
-        for slot in live:
-            action = self._tend(slot, situation)
-            if action.op is not Op.WAIT:
-                return action
-        if live:
-            return Action(reason="a seed is being tried")
-        if reason := self._why_not_plant(situation):
-            return Action(reason=reason)
-        return self._plant(situation)
+    def _tend(self, world: World, masks: ActionMasks) -> tuple[Tensor, Tensor]:
+        """[N, S] bool: the seeds that their own measurements say to keep, and those to prune."""
+        s, v = self.settings, world.slots
+        contribution = v.contribution_points
+        extra = extra_rent(world.rent[:, None], v.size, world.host_parameters[:, None])
+        keep = masks.slot[:, Op.FOSSILIZE] & (contribution > self._least(extra))
+        patient = (v.dwell < s.patience) & (v.stage != Stage.BLENDING)
+        idle = (v.stage == Stage.TRAINING) | (v.stage == Stage.HOLDING)
+        prune = masks.slot[:, Op.PRUNE] & ~patient & (idle | (contribution < -s.harm))
+        return keep, prune & ~keep
 
-    def _tend(self, slot: SlotView, situation: Situation) -> Action:
-        """What a seed's own measurements call for."""
-        s = self.settings
-        contribution = None if slot.contribution is None else slot.contribution.accuracy
-        if slot.fossilizable and contribution is not None and contribution > self._least(slot, situation):
-            return Action(Op.FOSSILIZE, slot.index, reason=f"it contributes {contribution:+.1f} points")
-        if not slot.prunable or (slot.dwell < s.patience and slot.stage is not Stage.BLENDING):
-            return WAIT
-        if slot.stage is Stage.TRAINING:
-            promise = "nothing" if slot.shadow_benefit is None else f"{slot.shadow_benefit.accuracy:+.1f} points"
-            return Action(Op.PRUNE, slot.index, reason=f"after {slot.dwell} epochs its shadow promises {promise}")
-        if slot.stage is Stage.HOLDING:
-            asks = "" if situation.rent == RENT_RATE else f"; the rent asks for {self._least(slot, situation):.1f}"
-            return Action(Op.PRUNE, slot.index, reason=f"it contributes only {contribution or 0.0:+.1f} points{asks}")
-        if contribution is not None and contribution < -s.harm:
-            return Action(Op.PRUNE, slot.index, reason=f"it costs {-contribution:.1f} points")
-        return WAIT
-
-    def _least(self, slot: SlotView, situation: Situation) -> float:
+    def _least(self, extra: Tensor) -> Tensor:
         """What a seed must contribute to be kept: the settings are for the default rent, so only extra rent counts."""
         least = self.settings.keep_above
-        extra = extra_rent(situation.rent, slot.parameters, situation.host_parameters)
-        return max(min(least, 0.0), least + extra)
+        return (least + extra).clamp(min=min(least, 0.0))
 
-    def _why_not_plant(self, situation: Situation) -> str:
-        """Empty when it is time to plant."""
+    def _why_not_plant(self, world: World) -> Tensor:
+        """[N] a `Wait`; NOTHING_FITS when it is time to plant, if anything fits."""
         s = self.settings
-        if situation.remaining < s.late_margin:
-            return f"fewer than {s.late_margin} epochs remain, too few for a seed"
-        accuracies = [record.measured.accuracy for record in situation.history]
-        if situation.epoch < s.first_epoch or len(accuracies) <= s.plateau_epochs:
-            return f"it plants after {max(s.first_epoch, s.plateau_epochs + 1)} epochs at the earliest"
-        if max(accuracies) - max(accuracies[: -s.plateau_epochs]) >= s.plateau_gain:
-            return f"accuracy still rose by {s.plateau_gain:g} points or more in {s.plateau_epochs} epochs"
-        return ""
+        ago = world.epoch - 1 - s.plateau_epochs
+        before = world.bests.gather(1, ago.clamp(min=0, max=world.bests.shape[1] - 1)[:, None]).squeeze(1)
+        reasons = (
+            (Wait.RISING, world.best - before >= s.plateau_gain),
+            (Wait.EARLY, (world.epoch < s.first_epoch) | (ago < 0) | before.isnan()),
+            (Wait.LATE, world.horizon - world.epoch < s.late_margin),
+            (Wait.TRYING, world.slots.within(LIVE).any(1)),
+        )
+        wait = torch.full_like(world.epoch, int(Wait.NOTHING_FITS))
+        for code, where in reasons:  # the last one counts
+            wait = torch.where(where, int(code), wait)
+        return wait
 
-    def _plant(self, situation: Situation) -> Action:
-        """The least tried combination; among those, the rotation's first, at the first slot."""
-        effects = [record.effect for record in situation.history]
-        planted = [effect.action for effect in effects if effect.action.op is Op.GERMINATE and effect.changed]
-        tried = Counter((action.slot, action.blueprint) for action in planted)
-        options = [
-            (tried[slot.index, name], self.settings.rotation.index(name), slot.index, name)
-            for slot in situation.slots_for(Op.GERMINATE)
-            for name in slot.growable
-            if name in self.settings.rotation
-        ]
-        if not options:
-            return Action(reason="no seed that it knows fits an empty slot and the limits")
-        _, _, index, name = min(options)
-        recent = [record.measured.accuracy for record in situation.history][-self.settings.plateau_epochs - 1 :]
-        return Action(Op.GERMINATE, index, name, "linear", reason=f"accuracy stands at {recent[-1]:.1f} %")
+    def _where(self, world: World, masks: ActionMasks) -> tuple[Tensor, Tensor, Tensor]:
+        """The least tried combination; among those, the rotation's first, at the first slot. Each [N]: whether there
+        is one, the slot and the blueprint."""
+        slots, blueprints = masks.blueprint.shape[1:]
+        rank = _ranks(self.settings.rotation, blueprint_names()[:blueprints], world.tried.device)
+        places = torch.arange(slots, device=rank.device)[:, None]
+        order = (world.tried * len(self.settings.rotation) + rank) * slots + places  # [N, S, B], lowest first
+        order = torch.where(masks.blueprint & (rank >= 0), order, _NEVER).flatten(1)
+        index = F.pad(order, (0, 1), value=_NEVER - 1).argmin(1)  # one more column: nothing
+        fits = index < slots * blueprints
+        index = index * fits
+        return fits, index // max(1, blueprints), index % max(1, blueprints)
+
+    # -- for people ---------------------------------------------------------------------------------------------------
+
+    def reason(self, action: Sequence[int], code: int, situation: Situation) -> str:
+        s, op = self.settings, action[3]
+        if op == Op.GERMINATE:
+            return f"accuracy stands at {situation.history[-1].measured.accuracy:.1f} %"
+        if op != Op.WAIT:
+            return self._of_seed(op, situation.slots[action[0]], situation)
+        return {
+            Wait.TRYING: "a seed is being tried",
+            Wait.LATE: f"fewer than {s.late_margin} epochs remain, too few for a seed",
+            Wait.EARLY: f"it plants after {max(s.first_epoch, s.plateau_epochs + 1)} epochs at the earliest",
+            Wait.RISING: f"accuracy still rose by {s.plateau_gain:g} points or more in {s.plateau_epochs} epochs",
+            Wait.NOTHING_FITS: "no seed that it knows fits an empty slot and the limits",
+        }[Wait(code)]
+
+    def _of_seed(self, op: int, slot: SlotView, situation: Situation) -> str:
+        contribution = 0.0 if slot.contribution is None else slot.contribution.accuracy
+        if op == Op.FOSSILIZE:
+            return f"it contributes {contribution:+.1f} points"
+        if slot.stage is Stage.TRAINING:
+            promise = "nothing" if slot.shadow_benefit is None else f"{slot.shadow_benefit.accuracy:+.1f} points"
+            return f"after {slot.dwell} epochs its shadow promises {promise}"
+        if slot.stage is not Stage.HOLDING:
+            return f"it costs {-contribution:.1f} points"
+        extra = torch.tensor(extra_rent(situation.rent, slot.parameters, situation.host_parameters))
+        asks = "" if situation.rent == RENT_RATE else f"; the rent asks for {float(self._least(extra)):.1f}"
+        return f"it contributes only {contribution or 0.0:+.1f} points{asks}"  # no "-0.0"
+
+
+_NEVER = 2**40
+"""After every combination that can be tried; a whole number in float64 as well, which `F.pad` goes through."""
+
+
+@cache
+def _ranks(rotation: tuple[str, ...], names: tuple[str, ...], device: torch.device) -> Tensor:
+    """[B] place of each blueprint in the rotation; -1 is none."""
+    return torch.tensor([rotation.index(name) if name in rotation else -1 for name in names], device=device)

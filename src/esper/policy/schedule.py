@@ -19,10 +19,15 @@ from dataclasses import dataclass
 from importlib import resources
 from typing import Any
 
-from esper.actions import BLENDS, Action, Op
-from esper.env.situation import Situation, SlotView
+import torch
+from torch import Tensor
+
+from esper.actions import BLENDS, Op
+from esper.env.situation import Situation
+from esper.env.spaces import ActionMasks
+from esper.env.world import World
 from esper.growth.blueprints import LAYOUTS, SlotShape, blueprint_names, fitting
-from esper.policy.controller import RuleController
+from esper.policy.controller import RuleController, first
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,34 +40,88 @@ class Planting:
     """By layout."""
     blend: str = "linear"
 
-    def concerns(self, slot: SlotView) -> bool:
-        if isinstance(self.slot, int):
-            return slot.index == self.slot
-        return fnmatch.fnmatchcase(slot.path, self.slot)
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The entries of a schedule as columns, for networks of certain paths."""
+
+    epoch: Tensor
+    """[P]"""
+    index: Tensor
+    """[P] the slot; -1 where it is named by its path."""
+    named: Tensor
+    """[P, paths] bool"""
+    blueprint: Tensor
+    """[P, layouts]; -1 where the entry has none."""
+    blend: Tensor
+    """[P]"""
 
 
-class FixedSchedule(RuleController[set[tuple[int, int]]]):
+class FixedSchedule(RuleController):
     """Plants what the schedule says, when it says so, and keeps what passes its gate."""
 
     def __init__(self, name: str, plantings: Sequence[Planting]) -> None:
         super().__init__()
         self.name = name
         self.plantings = tuple(plantings)
+        self._plan: _Plan | None = None
+        self._planted: Tensor | None = None
+        """[N, P, S] bool: entries that were followed in this episode."""
 
-    def new_memory(self, seed: int) -> set[tuple[int, int]]:
-        return set()
+    def reset(self, seeds: Sequence[int]) -> None:
+        super().reset(seeds)
+        self._plan = self._planted = None
 
-    def rule(self, situation: Situation, memory: set[tuple[int, int]]) -> Action:
-        for slot in situation.slots_for(Op.FOSSILIZE):
-            return Action(Op.FOSSILIZE, slot.index, reason="on schedule: its gate has passed")
-        for number, planting in enumerate(self.plantings):
-            for slot in situation.slots:
-                due = situation.epoch >= planting.epoch and planting.concerns(slot)
-                blueprint = planting.blueprints.get(slot.layout)
-                if due and blueprint in slot.growable and (number, slot.index) not in memory:
-                    memory.add((number, slot.index))
-                    return Action(Op.GERMINATE, slot.index, blueprint, planting.blend, reason="on schedule")
-        return Action(reason="nothing on the schedule is due and possible")
+    def choose(self, world: World, masks: ActionMasks) -> tuple[Tensor, Tensor]:
+        """Keep the first seed that may be kept; else the first entry that is due and possible, at its first slot."""
+        if self._plan is None or self._planted is None:
+            self._plan = self._columns(world)
+            shape = (*world.layout.shape[:1], len(self.plantings), *world.layout.shape[1:])
+            self._planted = torch.zeros(shape, dtype=torch.bool, device=world.layout.device)
+        plan, (networks, entries, slots) = self._plan, self._planted.shape
+        keep, kept = first(masks.slot[:, Op.FOSSILIZE])
+        blueprint = plan.blueprint[:, world.layout].transpose(0, 1)  # [N, P, S]
+        places = torch.arange(slots, device=plan.index.device)
+        concerned = plan.named[:, world.path].transpose(0, 1) | (plan.index[:, None] == places)
+        # [N, S, B] at the blueprint of each entry and slot: [N, P, S]
+        grows = masks.blueprint.transpose(1, 2).gather(1, blueprint.clamp(min=0)) & (blueprint >= 0)
+        due = (world.epoch[:, None] >= plan.epoch)[..., None]
+        plant, place = first((due & concerned & grows & ~self._planted).flatten(1))
+        plant = plant & ~keep
+        entry, slot = place // max(1, slots), place % max(1, slots)
+        followed = torch.arange(entries * slots, device=place.device) == place[:, None]  # [N, P · S]
+        self._planted = self._planted | (followed & plant[:, None]).view(networks, entries, slots)
+        seed = blueprint.flatten(1).gather(1, place[:, None]).squeeze(1) if slots else place
+        op = torch.where(keep, int(Op.FOSSILIZE), plant * int(Op.GERMINATE))
+        actions = (torch.where(keep, kept, slot * plant), seed * plant, plan.blend[entry] * plant, op)
+        return torch.stack(actions, -1), op
+
+    def reason(self, action: Sequence[int], code: int, situation: Situation) -> str:
+        return _REASONS[Op(code)]
+
+    def _columns(self, world: World) -> _Plan:
+        """Looked up once per episode: the paths and layouts that networks have do not change in it."""
+        numbers, device = {name: i for i, name in enumerate(blueprint_names())}, world.layout.device
+        whole = [one.slot if isinstance(one.slot, int) else -1 for one in self.plantings]
+        named = [
+            [isinstance(one.slot, str) and fnmatch.fnmatchcase(path, one.slot) for path in world.paths]
+            for one in self.plantings
+        ]
+        blueprints = [[numbers.get(one.blueprints.get(layout, ""), -1) for layout in LAYOUTS] for one in self.plantings]
+        return _Plan(
+            epoch=torch.tensor([one.epoch for one in self.plantings], device=device),
+            index=torch.tensor(whole, device=device),
+            named=torch.tensor(named, dtype=torch.bool, device=device).reshape(len(whole), len(world.paths)),
+            blueprint=torch.tensor(blueprints, device=device),
+            blend=torch.tensor([BLENDS.index(one.blend) for one in self.plantings], device=device),
+        )
+
+
+_REASONS = {
+    Op.FOSSILIZE: "on schedule: its gate has passed",
+    Op.GERMINATE: "on schedule",
+    Op.WAIT: "nothing on the schedule is due and possible",
+}
 
 
 def default_schedule() -> FixedSchedule:

@@ -14,12 +14,12 @@ from esper.agent.policies import LearnedController
 from esper.agent.shipped import provenance, shipped_names, shipped_path
 from esper.config import read_small, settings_from
 from esper.errors import did_you_mean
-from esper.policy.controller import ByHost, Controller, NoGrowth, RandomLegal
+from esper.policy.controller import ByHost, ColumnController, NoGrowth, RandomLegal
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.policy.schedule import default_schedule, parse_schedule
 from esper.training.run_folder import RunFolder
 
-RULES: dict[str, Callable[[], Controller]] = {
+RULES: dict[str, Callable[[], ColumnController]] = {
     "none": NoGrowth,
     "random": RandomLegal,
     "schedule": default_schedule,
@@ -27,7 +27,7 @@ RULES: dict[str, Callable[[], Controller]] = {
 }
 
 
-def make_controller(name: str) -> Controller:
+def make_controller(name: str) -> ColumnController:
     """A rule or a shipped policy by name; a rule by its TOML file; a policy by its checkpoint or its run's folder.
 
     A name means the same everywhere, also where there is a folder of that name: that is `./NAME`.
@@ -46,7 +46,7 @@ def make_controller(name: str) -> Controller:
     raise ValueError(f"unknown controller {name!r}: choose one of {', '.join(known)}; {hint}")
 
 
-def _shipped(name: str) -> Controller:
+def _shipped(name: str) -> ColumnController:
     asks = provenance(name).asks
     if asks is not None:
         return ByHost(name, *(LearnedController.load(shipped_path(one)) for one in (asks.dense, asks.others)))
@@ -55,7 +55,7 @@ def _shipped(name: str) -> Controller:
     return controller
 
 
-def _read_rule(path: Path) -> Controller:
+def _read_rule(path: Path) -> ColumnController:
     try:
         document = tomllib.loads(read_small(path))
     except tomllib.TOMLDecodeError as error:

@@ -1,7 +1,7 @@
 """What a decision was worth: `config` has the settings, `reward` the terms; docs/rewards.md has the reasons."""
 
 from esper.env.reward.config import DISCOUNT, TERMS, LossScale, RewardConfig, check_discount
-from esper.env.reward.reward import Measured, Reward, RewardColumns
+from esper.env.reward.reward import Reward, RewardColumns
 from esper.env.reward.suspicion import Finding
 
 __all__ = [
@@ -9,7 +9,6 @@ __all__ = [
     "TERMS",
     "Finding",
     "LossScale",
-    "Measured",
     "Reward",
     "RewardColumns",
     "RewardConfig",

@@ -16,12 +16,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
 
 import torch
 from torch import Tensor
 
 from esper.actions import Op
+from esper.engine.epoch import EpochColumns
 from esper.env.rent import rent, score
 from esper.env.reward.config import PROXY_CONFIDENCE, SHAPING_TERMS, TERMS, TERMS_OF_MODE, LossScale, RewardConfig
 from esper.env.reward.suspicion import KINDS, RATIO_LIMIT, suspicious
@@ -59,24 +61,6 @@ NEGLIGIBLE = 1e-8
 
 
 @dataclass(frozen=True, slots=True)
-class Measured:
-    """What an epoch has shown, beside what is in the world's columns."""
-
-    accuracy: Tensor
-    """[N] of the network at the epoch's end; after a rollback, of the restored one. NaN where nothing was played."""
-    loss: Tensor
-    """[N]"""
-    contribution: Tensor
-    """[N, S, 3] as measured in this very epoch; NaN where it was not."""
-    alphas: Tensor
-    """[N, S] while the epoch was trained and measured."""
-    slot: Tensor
-    """[N] int64: where the action took effect."""
-    undone: Tensor
-    """[N] bool: the governor undid the epoch."""
-
-
-@dataclass(frozen=True, slots=True)
 class RewardColumns:
     """The rewards of one step. Rows that did not act are 0."""
 
@@ -101,39 +85,44 @@ class RewardColumns:
     def shaping_share(self) -> Tensor:
         """[N] in [0, 1]: how much of what was said is shaping; 0 where nothing was said (R121)."""
         sizes = self.terms.abs()
-        everything, shaping = sizes.sum(-1), sizes[:, [TERMS.index(name) for name in SHAPING_TERMS]].sum(-1)
+        first = TERMS.index(SHAPING_TERMS[0])  # they lie side by side
+        everything, shaping = sizes.sum(-1), sizes[:, first : first + len(SHAPING_TERMS)].sum(-1)
         return torch.where(everything < NEGLIGIBLE, 0.0, shaping / everything.clamp(min=NEGLIGIBLE))
 
 
 class Reward:
     """Rewards the steps of N environments, from the first to the last of one episode each."""
 
-    def __init__(self, config: RewardConfig, start: World, classes: Sequence[int] | None = None) -> None:
+    def __init__(self, config: RewardConfig, start: World, classes: Sequence[int] | Tensor | None = None) -> None:
         """`start` is the world before the first epoch; `classes` [N] give the loss signal its scale."""
         self.config = config
-        networks = start.host_parameters.shape[0]
-        self._scale = None if config.signal != "loss" else loss_columns(config.loss_scale, classes, networks)
-        self._level = torch.full((networks,), math.nan, dtype=torch.float64)
+        alpha, host = start.slots.alpha, start.host_parameters
+        self._scale = None if config.signal != "loss" else loss_columns(config.loss_scale, classes, host)
+        self._prices = torch.tensor([config.action_costs[op] for op in Op], dtype=torch.float64, device=host.device)
+        self._scales = torch.tensor(
+            [config.scale if name in TERMS_OF_MODE[config.mode] else 0.0 for name in TERMS],
+            dtype=torch.float64,
+            device=host.device,
+        )
+        self._level = torch.full_like(host, math.nan)
         """[N] points of the network when it was last measured."""
-        self._potential = torch.zeros((networks, len(SHAPING_TERMS)), dtype=torch.float64)
+        self._potential = torch.zeros((*host.shape, len(SHAPING_TERMS)), dtype=torch.float64, device=host.device)
         self._begun = False
-        self._over = torch.zeros(networks, dtype=torch.bool)
-        zeros = torch.zeros_like(start.slots.alpha)
+        self._over = torch.zeros_like(start.over)
         self.traced = torch.zeros_like(start.slots.present)
         """[N, S] the seed there is followed from its germination to its removal."""
-        self.level_at_birth, self.epochs_held = zeros.clone(), zeros.clone()
-        self.ratio_charged, self.indecision_charged = zeros.clone(), zeros.clone()
-        self._suspected = torch.zeros((*zeros.shape, len(KINDS)), dtype=torch.bool)
+        self.level_at_birth, self.epochs_held = torch.zeros_like(alpha), torch.zeros_like(alpha)
+        self.ratio_charged, self.indecision_charged = torch.zeros_like(alpha), torch.zeros_like(alpha)
+        self._suspected = torch.zeros((*alpha.shape, len(KINDS)), dtype=torch.bool, device=alpha.device)
 
-    def step(self, before: World, after: World, measured: Measured, acted: Tensor, terminal: Tensor) -> RewardColumns:
-        """The reward for getting from `before` to `after`, where `acted`.
+    def step(self, before: World, after: World, epoch: EpochColumns, terminal: Tensor) -> RewardColumns:
+        """The reward for getting from `before` to `after` in `epoch`. An episode that is over is paid nothing more.
 
         `terminal` [N] is the end of the process, not a cut of a rollout. What counts is then the network that the epoch
         measured; after a rollback, the restored one.
         """
-        if bool((acted & self._over).any()):
-            raise RuntimeError("an episode is over: its rewards are paid")
-        found = self._points(measured.accuracy, measured.loss)
+        acted = epoch.played & ~self._over
+        found = self._points(epoch.accuracy, epoch.loss)
         known = torch.where(self._level.isnan(), found, self._level).nan_to_num(0.0)
         level = torch.where(found.isnan(), known, found)
         # The first measurement stands for the initial situation as well. No action can reach it (a seed is invisible in
@@ -142,18 +131,16 @@ class Reward:
         last = self._potential if self._begun else self.potential(before, known)
         self._begun = True
         self._follow(before, after, known)
-        terms = torch.zeros((acted.shape[0], len(TERMS)), dtype=torch.float64)
-        findings, contribution, improvement = self._judge_seeds(terms, after, level, measured, acted)
-        self._charge(terms, before, after, measured)
-        final = self._end(terms, before, after, measured, terminal)
+        costs, findings, contribution, improvement = self._judge_seeds(after, level, epoch, acted)
+        ending, final = self._end(before, after, epoch, terminal)
         reached = torch.where(terminal[:, None], 0.0, self.potential(after, level))
-        for i, name in enumerate(SHAPING_TERMS):
-            terms[:, TERMS.index(name)] += self.config.discount * reached[:, i] - last[:, i]
+        shaping = zip(SHAPING_TERMS, (self.config.discount * reached - last).unbind(1), strict=True)
+        columns = {**dict(shaping), **costs, **self._charge(before, epoch), **ending}
+        terms = torch.stack([columns[name] for name in TERMS], 1)
+        paid = torch.where(acted[:, None] & (self._scales != 0.0), self._scales * terms, 0.0)  # clamped first: R116
         self._potential = torch.where(acted[:, None], reached, self._potential)
         self._level = torch.where(acted, level, self._level)
-        self._over |= acted & terminal
-        used = torch.tensor([name in TERMS_OF_MODE[self.config.mode] for name in TERMS])
-        paid = torch.where(acted[:, None] & used, self.config.scale * terms, 0.0)  # clamped first: R116
+        self._over = self._over | (acted & terminal)
         return RewardColumns(
             paid, self._potential.sum(-1), final, findings & acted[:, None, None], contribution, improvement
         )
@@ -195,19 +182,14 @@ class Reward:
 
         A fossilized seed counts in full if it was watched at full strength before it was kept: haste counts less.
         """
-        stage = w.slots.stage
-        way = torch.zeros_like(w.slots.alpha)
-        stayed = (w.slots.dwell.double() / DWELL_EPOCHS).clamp(max=1.0)
-        for (at, start), (_, following) in pairwise(PROGRESS.items()):
-            way = torch.where(stage == at, start + DWELL_SHARE * (following - start) * stayed, way)
-        held = PROGRESS[Stage.HOLDING]
-        watched = torch.ones_like(way)
+        v = w.slots
+        start, slope = _ways(v.stage.device)
+        way = start[v.stage] + slope[v.stage] * (v.dwell.double() / DWELL_EPOCHS).clamp(max=1.0)
         if self.config.legitimacy_epochs:
-            counted = (self.epochs_held / self.config.legitimacy_epochs).clamp(max=1.0)
-            watched = torch.where(self.traced, counted, 1.0)
-        kept = held + (PROGRESS[Stage.FOSSILIZED] - held) * watched
-        way = torch.where(stage == Stage.FOSSILIZED, kept, way)
-        return torch.where(w.slots.retiring, 0.0, way)
+            held, counted = PROGRESS[Stage.HOLDING], (self.epochs_held / self.config.legitimacy_epochs).clamp(max=1.0)
+            kept = held + (PROGRESS[Stage.FOSSILIZED] - held) * torch.where(self.traced, counted, 1.0)
+            way = torch.where(v.stage == Stage.FOSSILIZED, kept, way)
+        return torch.where(v.retiring, 0.0, way)
 
     def credit(self, w: World, level: Tensor) -> Tensor:
         """[N, S] what an unfinished seed changes about the score: a promise added, or a claim that is not safe yet.
@@ -221,8 +203,7 @@ class Reward:
         lost = (level[:, None] - self.level_at_birth).clamp(max=0.0)
         trust = torch.where(self.traced, (config.attribution_steepness * lost).exp(), 1.0)
         counted = torch.where(w.slots.retiring, 0.0, config.contribution_weight * trust)
-        promised = config.proxy_weight * self._claim(self.value(w.slots.shadow))
-        promised = torch.where(w.slots.retiring, 0.0, promised)
+        promised = torch.where(w.slots.retiring, 0.0, config.proxy_weight * self._claim(self.value(w.slots.shadow)))
         claimed = -(1.0 - counted) * self._claim(contribution)
         return torch.where(w.slots.within(LIVE), torch.where(contribution.isnan(), promised, claimed), 0.0)
 
@@ -245,67 +226,82 @@ class Reward:
         self._suspected &= ~born[..., None]
 
     def _judge_seeds(
-        self, terms: Tensor, after: World, level: Tensor, measured: Measured, acted: Tensor
-    ) -> tuple[Tensor, Tensor, Tensor]:
+        self, after: World, level: Tensor, epoch: EpochColumns, acted: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor, Tensor, Tensor]:
         """Charge each seed for what was measured of it in this epoch; the suspicions that begin."""
         config, judged = self.config, self.traced & acted[:, None]
         held = judged & (after.slots.stage == Stage.HOLDING)
         overdue = (after.slots.dwell.double() - INDECISION_GRACE).clamp(min=0.0, max=INDECISION_CAP)
         due = torch.where(held, config.indecision_cost * overdue, 0.0)
-        charge = (due - self.indecision_charged).clamp(min=0.0)
-        self.indecision_charged = self.indecision_charged + charge
-        terms[:, TERMS.index("indecision_cost")] -= charge.sum(1)
+        undecided = (due - self.indecision_charged).clamp(min=0.0)
+        self.indecision_charged = self.indecision_charged + undecided
 
-        contribution = self.value(measured.contribution)
+        contribution = self.value(epoch.contribution)
         improvement = level[:, None] - self.level_at_birth
         claims = judged & ~contribution.isnan() & ~after.slots.retiring
         ratio = claim_ratio(contribution, improvement, config.ratio_threshold)
         due = torch.where(claims, config.ratio_cost * (ratio / RATIO_LIMIT - 1.0).clamp(min=0.0, max=1.0), 0.0)
-        charge = (due - self.ratio_charged).clamp(min=0.0)
-        self.ratio_charged = self.ratio_charged + charge
-        terms[:, TERMS.index("ratio_cost")] -= charge.sum(1)
+        overclaimed = (due - self.ratio_charged).clamp(min=0.0)
+        self.ratio_charged = self.ratio_charged + overclaimed
 
-        accuracy, _, error = measured.contribution.unbind(-1)
+        accuracy, _, error = epoch.contribution.unbind(-1)
         now = suspicious(contribution, improvement, ratio, accuracy, error) & claims[..., None]
         begun = now & ~self._suspected
         self._suspected = torch.where(claims[..., None], now, self._suspected)
-        return begun, contribution, improvement
+        costs = {"indecision_cost": -undecided.sum(1), "ratio_cost": -overclaimed.sum(1)}
+        return costs, begun, contribution, improvement
 
     # -- costs and the end --------------------------------------------------------------------------------------------
 
-    def _charge(self, terms: Tensor, before: World, after: World, measured: Measured) -> None:
+    def _charge(self, before: World, epoch: EpochColumns) -> dict[str, Tensor]:
         """What acting costs, what pruning costs, and what a broken run costs. What had no effect costs nothing."""
-        config = self.config
-        price = torch.tensor([config.action_costs[op] for op in Op], dtype=torch.float64)[after.op]
-        terms[:, TERMS.index("action_cost")] -= torch.where(after.changed, price, 0.0)
-        place = measured.slot[:, None]
-        promise = PROXY_CONFIDENCE * self.value(before.slots.shadow).nan_to_num(0.0).clamp(min=0.0)
-        contribution = self.value(before.slots.contribution)
-        worth = torch.where(contribution.isnan(), promise, contribution).gather(1, place).squeeze(1)  # R138
-        host = before.host_parameters
-        worth = worth - rent(host + before.slots.size.gather(1, place).squeeze(1), host, config.rent_rate)
+        config, v, host = self.config, before.slots, before.host_parameters
+        # A mask in place of `gather`, which a batch without any slot has nothing for.
+        here = torch.arange(v.size.shape[1], device=host.device) == epoch.slot[:, None]  # [N, S]
+        promise = PROXY_CONFIDENCE * self.value(v.shadow).nan_to_num(0.0).clamp(min=0.0)
+        contribution = self.value(v.contribution)
+        worth = torch.where(here, torch.where(contribution.isnan(), promise, contribution), 0.0).sum(1)  # R138
+        worth = worth - rent(host + (here * v.size).sum(1), host, config.rent_rate)
         cost = config.prune_cost * (1.0 + worth / PRUNE_POINTS).clamp(max=PRUNE_CAP)
-        pruned = after.changed & (after.op == Op.PRUNE) & (worth > 0.0)
-        terms[:, TERMS.index("prune_cost")] -= torch.where(pruned, cost, 0.0)
-        terms[:, TERMS.index("governor")] -= torch.where(measured.undone, config.governor_penalty, 0.0)
+        pruned = epoch.changed & (epoch.op == Op.PRUNE) & (worth > 0.0)
+        return {
+            "action_cost": -torch.where(epoch.changed, self._prices[epoch.op], 0.0),
+            "prune_cost": -torch.where(pruned, cost, 0.0),
+            "governor": -config.governor_penalty * epoch.undone.double(),
+        }
 
-    def _end(self, terms: Tensor, before: World, after: World, measured: Measured, terminal: Tensor) -> Tensor:
+    def _end(
+        self, before: World, after: World, epoch: EpochColumns, terminal: Tensor
+    ) -> tuple[dict[str, Tensor], Tensor]:
         """Pay the objective where an episode ends; the true scores, NaN elsewhere.
 
         Incubating seeds do not act: they neither help nor pay. Sizes are from before the epoch, because a seed that was
         ramped out at its end is gone by now, but it acted.
         """
-        acting = measured.alphas > 0.0
+        acting = epoch.alpha > 0.0
         loose = acting & (after.slots.stage != Stage.FOSSILIZED)
         forfeited = torch.where(loose, self._claim(finite(after.slots.contribution_points)), 0.0).sum(1)
-        ended = terminal & ~measured.undone  # else unfinished seeds are gone, with all that they gave
-        terms[:, TERMS.index("unfinished")] -= torch.where(ended, forfeited, 0.0)
+        ended = terminal & ~epoch.undone  # else unfinished seeds are gone, with all that they gave
         measured_size = before.host_parameters + (before.slots.size * acting).sum(1)
-        size = torch.where(measured.undone, after.parameters, measured_size)
-        accuracy = finite(measured.accuracy).nan_to_num(0.0)  # a network without a finite accuracy is worth nothing
+        size = torch.where(epoch.undone, after.parameters, measured_size)
+        accuracy = finite(epoch.accuracy).nan_to_num(0.0)  # a network without a finite accuracy is worth nothing
         final = score(accuracy, size, after.host_parameters, self.config.rent_rate)
-        terms[:, TERMS.index("objective")] += torch.where(terminal, bounded(final), 0.0)
-        return torch.where(terminal, final, math.nan)
+        terms = {
+            "objective": torch.where(terminal, bounded(final), 0.0),
+            "unfinished": -torch.where(ended, forfeited, 0.0),
+        }
+        return terms, torch.where(terminal, final, math.nan)
+
+
+@cache
+def _ways(device: torch.device) -> tuple[Tensor, Tensor]:
+    """By stage: share of a seed's way that is behind it on entering, and what staying adds in all."""
+    start = [PROGRESS.get(stage, 0.0) for stage in Stage]
+    slope = [0.0] * len(Stage)
+    for (at, behind), (_, following) in pairwise(PROGRESS.items()):
+        slope[at] = DWELL_SHARE * (following - behind)
+    both = torch.tensor([start, slope], dtype=torch.float64, device=device)
+    return both[0], both[1]
 
 
 def bounded(points: Tensor) -> Tensor:
@@ -313,7 +309,8 @@ def bounded(points: Tensor) -> Tensor:
 
 
 def finite(points: Tensor) -> Tensor:
-    return torch.where(points.isfinite(), points, math.nan)
+    """NaN where there is no usable number."""
+    return points.nan_to_num(math.nan, math.nan, math.nan)  # one kernel; `isfinite` alone takes four
 
 
 def claim_ratio(contribution: Tensor, improvement: Tensor, threshold: float) -> Tensor:
@@ -323,12 +320,17 @@ def claim_ratio(contribution: Tensor, improvement: Tensor, threshold: float) -> 
 
 
 def loss_columns(
-    scale: LossScale | None, classes: Sequence[int] | None, networks: int
+    scale: LossScale | None, classes: Sequence[int] | Tensor | None, like: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Baseline, target and the loss beyond which nothing counts, each [N]."""
+    """Baseline, target and the loss beyond which nothing counts, each [N] as `like`."""
     if scale is None and classes is None:
         raise ValueError("the loss signal needs a loss_scale, or tasks with classes")
-    scales = [LossScale.for_classes(count) for count in classes or ()] if scale is None else [scale] * networks
+    if scale is None:
+        counts = classes.tolist() if isinstance(classes, Tensor) else list(classes or ())
+        known = {count: LossScale.for_classes(count) for count in set(counts)}
+        scales = [known[count] for count in counts]
+    else:
+        scales = [scale] * like.shape[0]
     rows = [(one.baseline, one.target, one.worst) for one in scales]
-    baseline, target, worst = torch.tensor(rows, dtype=torch.float64).unbind(1)
+    baseline, target, worst = torch.tensor(rows, dtype=torch.float64, device=like.device).unbind(1)
     return baseline, target, worst
