@@ -1,7 +1,4 @@
-"""Rollouts too large for a record of every step: rows of all episodes, counts over all steps, a sample in detail.
-
-Covers: R092
-"""
+"""Rollouts too large for a record of every step: rows of all episodes, counts over all steps, a sample in detail."""
 
 from __future__ import annotations
 
@@ -234,6 +231,14 @@ def test_any_columns_can_be_recorded(networks: int, steps: int, slots: int, seed
     assert sum(found[f"suspicions/{kind}"] for kind in KINDS) == sum(len(i.reward.events) for row in rows for i in row)
 
 
+def test_no_tensor_is_made_on_another_device(played: Episodes, small_bulk: int) -> None:
+    """On a GPU such a tensor would fail or copy; here what names no device lands on one that cannot be mixed."""
+    episodes, kept = replace(played, reports=()), Kept()
+    with torch.device("meta"):
+        Journal(kept, 1).note(episodes)
+    assert kept.records
+
+
 def test_a_run_of_many_environments_says_once_that_it_records_a_sample(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         Trainer(TrainConfig(task="tiny", envs=BULK, evaluate_every=0), family=TinyFamily())
@@ -241,6 +246,25 @@ def test_a_run_of_many_environments_says_once_that_it_records_a_sample(caplog: p
         Trainer(TrainConfig(task="tiny", envs=BULK + 1, evaluate_every=0), family=TinyFamily())
     (message,) = caplog.messages
     assert "decisions and events only of 8" in message
+
+
+def test_a_run_is_recorded_in_bulk(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The whole loop: its metrics are beside the counts, and what the agent learns is that of a run in full."""
+    config = TrainConfig(task="tiny", envs=4, updates=1, evaluate_every=0)
+    weights, numbers = [], []
+    for limit in (BULK, 3):
+        monkeypatch.setattr(journal, "BULK", limit)
+        kept = Kept()
+        trainer = Trainer(config, recorder=kept, family=TinyFamily())
+        assert trainer.run()
+        weights.append(trainer.agent.network.state_dict())
+        numbers.append(kept.numbers)
+    assert all(torch.equal(a, b) for a, b in zip(weights[0].values(), weights[1].values(), strict=True))
+    full, many = numbers
+    assert {"kl", "episode/score", "env_steps"} <= set(many)
+    assert sum(many[f"actions/{op.name}"] for op in Op) == many["env_steps"]
+    for name in ("episode/return", "episode/score", "episode/growth", "episode/germinated", "env_steps"):
+        assert many[name] == pytest.approx(full[name], abs=1e-9)
 
 
 def test_joined_facts_are_recorded_like_one_rollout(played: Episodes, small_bulk: int) -> None:

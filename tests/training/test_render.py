@@ -1,6 +1,6 @@
 """Reports of played episodes become columns and come back as the same reports; columns can be joined and chosen.
 
-Covers: R016
+Covers: R115
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from esper.engine.governor import Fault
 from esper.engine.learner import Learner
 from esper.env.growth_env import GrowthEnv
 from esper.env.learner_env import StepInfo
+from esper.env.reward.suspicion import KINDS
 from esper.env.situation import Situation
 from esper.env.spaces import ActionMasks, Observation
 from esper.lifecycle import Rules, Stage
@@ -104,6 +105,16 @@ def test_reports_come_back_from_columns(tiny: Episodes) -> None:
     reasons = {t.reason for row in again for info in row for t in info.record.transitions}
     assert any("shadow benefit" in reason for reason in reasons)
     assert "ramping out: " in reasons
+
+
+def test_suspicions_come_back_from_columns(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With slot, seed and blueprint; here every measured seed is suspected."""
+    everyone = lambda contribution, *_: torch.ones(*contribution.shape, len(KINDS), dtype=torch.bool)  # noqa: E731
+    monkeypatch.setattr("esper.env.reward.reward.suspicious", everyone)
+    reports = play(GrowthEnv(TinyFamily(horizon=14), 3, rules=QUICK), Silent(), range(3)).reports
+    found = [info.reward.events for row in reports for info in row]
+    assert any(found)
+    assert [info.reward.events for row in render(facts_of(reports, QUICK)) for info in row] == found
 
 
 def test_a_verdict_is_shorter_and_true(tiny: Episodes) -> None:

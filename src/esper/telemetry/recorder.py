@@ -77,10 +77,8 @@ class StoreRecorder(RunRecorder):
         key = (repeat(int(e.update)), repeat(e.arm), range(len(e)))
         results, sizes = (e.episode_return, e.score, e.accuracy), (e.parameters, e.host_parameters, e.length)
         rows = list(zip(*key, e.draw, *results, *sizes, e.governor, strict=False))
-        # In the order of the table's key, so that SQLite fills its pages: a quarter less on the disk.
-        order = sorted(range(len(e.terms)), key=e.terms.__getitem__)
-        terms = [(i, e.terms[i]) for i in order]
-        rewards = [(e.update, e.arm, env, term, of[i]) for env, of in enumerate(e.rewards) for i, term in terms]
+        by_term = enumerate([zip(e.terms, row, strict=True) for row in e.rewards])
+        rewards = [(e.update, e.arm, env, term, value) for env, row in by_term for term, value in row]
         self.store.add((_EPISODE, rows), (_EPISODE_REWARD, rewards))
 
     def decision(self, decision: Decision) -> None:

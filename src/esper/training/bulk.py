@@ -28,9 +28,9 @@ SAMPLED = 8
 
 
 def sample(draws: Tensor, count: int = SAMPLED) -> Tensor:
-    """[count] rows to record step by step: those whose hash of draw id and row is least, so the same ones every time."""
-    rows = torch.arange(len(draws))
-    mixed = draws.cpu() * -7046029254386353131 + rows * -4658895280553007687  # odd constants of splitmix64; wraps
+    """[count] rows to record step by step: those with the least hash of draw id and row, the same ones every time."""
+    rows = torch.arange(len(draws), device=draws.device)
+    mixed = draws * -7046029254386353131 + rows * -4658895280553007687  # odd constants of splitmix64; wraps
     mixed = (mixed ^ (mixed >> 29)) * -4658895280553007687
     mixed = mixed ^ (mixed >> 32)
     return mixed.argsort(stable=True)[:count].sort().values

@@ -99,7 +99,7 @@ class Journal:
 
     def _note_in_bulk(self, episodes: Episodes, values: Tensor | None) -> RolloutSummary:
         facts = episodes.facts or facts_of(episodes.reports)
-        rows = sample(episodes.draw).to(episodes.draw.device)
+        rows = sample(episodes.draw)
         chosen = episodes.select(rows)
         reports = chosen.reports or render(facts, rows)
         values = None if values is None else values[rows.to(values.device)]
