@@ -10,6 +10,11 @@ that of the process; wall time is what a person waits for.
 On a busy machine neither is worth much (measured beside six other jobs: quartiles of ±18 % for CPU time). So the run
 also says where its time went: in calls that record, and in writing before checkpoints. These are shares of one and the
 same run, which other jobs slow down as a whole.
+
+    python benchmarks/telemetry.py --bulk [--steps 3000000] [--envs 1024] [--json]
+
+Only what a run of thousands of networks records, from made-up columns: the size of the file after so many steps, and
+the time per step. Exits with 1 where a limit is broken (500 MB for 3 million steps; 3 % of the time at 3,000 steps/s).
 """
 
 from __future__ import annotations
@@ -18,10 +23,11 @@ import argparse
 import json
 import tempfile
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from sqlite3 import OperationalError
 from statistics import quantiles
 from time import perf_counter, process_time
 from unittest.mock import patch
@@ -42,11 +48,14 @@ from esper.telemetry import (
     RunRecorder,
     RunStore,
     StoreRecorder,
+    open_readonly,
 )
+from esper.telemetry.schema import RUN_TABLES
 from esper.training.journal import Journal
 from esper.training.loop import Trainer, UpdateReport
 from esper.training.run_folder import RunFolder
 from esper.training.train_config import TrainConfig
+from synthetic_rollout import synthetic_rollout
 
 ENVIRONMENTS, STEPS = 16, 25
 TERMS = ("objective", "governor", "score", "progress", "credit", "action", "prune", "indecision", "ratio")
@@ -219,23 +228,84 @@ def whole(config: TrainConfig, pairs: int) -> dict[str, float]:
     return facts
 
 
-def main() -> None:
+# -- thousands of networks ---------------------------------------------------------------------------------------------
+
+MEGABYTES, SHARE, RATE = 500.0, 3.0, 3000.0
+"""Limits of a run of 3 million steps: size of the file, percent of the time at this many steps a second."""
+
+
+def bulk(steps: int, envs: int) -> dict[str, float]:
+    """A run of that many steps, recorded from columns; making them is not counted."""
+    logged = dict.fromkeys(METRICS, 0.5)
+    rollouts = [synthetic_rollout(envs, 25, 4, seed) for seed in range(3)]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "run.sqlite"
+        done = update = 0
+        noting = writing = 0.0
+        processor = process_time()
+        with RunStore(path) as store:
+            recorder = StoreRecorder(store)
+            while done < steps:
+                episodes = rollouts[update % len(rollouts)]
+                update += 1
+                began = perf_counter()
+                rollout = Journal(recorder, update).note(episodes, episodes.value)
+                recorder.metrics(update, logged | rollout.metrics())
+                noted = perf_counter()
+                recorder.flush()
+                noting, writing = noting + noted - began, writing + perf_counter() - noted
+                done += episodes.steps
+        processor = process_time() - processor
+        size = path.stat().st_size / 1e6
+        with open_readonly(path) as connection:
+            rows = {name: connection.execute(f"SELECT count(*) FROM {name}").fetchone()[0] for name in RUN_TABLES}
+            pages: dict[str, float] = {}
+            with suppress(OperationalError):  # not every SQLite is built with dbstat
+                pages |= connection.execute("SELECT name, sum(pgsize) / 1e6 FROM dbstat GROUP BY name").fetchall()
+    seconds = noting + writing
+    facts = {"bulk: steps": float(done), "bulk: updates": float(update), "bulk: MB": size}
+    facts |= {f"bulk: {name}, rows": float(count) for name, count in rows.items()}
+    facts |= {f"bulk: {name}, MB": pages[name] for name in RUN_TABLES if name in pages}
+    return facts | {
+        "bulk: MB of 3 million steps": size * 3e6 / done,
+        "bulk: µs a step, recording": 1e6 * noting / done,
+        "bulk: µs a step, writing": 1e6 * writing / done,
+        "bulk: µs a step, CPU time of both": 1e6 * processor / done,
+        f"bulk: % of the time at {RATE:g} steps/s": 100.0 * RATE * seconds / done,
+    }
+
+
+def short_of(facts: dict[str, float]) -> list[str]:
+    limits = {"bulk: MB of 3 million steps": MEGABYTES, f"bulk: % of the time at {RATE:g} steps/s": SHARE}
+    return [f"{name} is {facts[name]:.2f}, over {limit:g}" for name, limit in limits.items() if facts[name] > limit]
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--task", default="mixed/vector")
-    parser.add_argument("--envs", type=int, default=8)
+    parser.add_argument("--bulk", action="store_true")
+    parser.add_argument("--steps", type=int, default=3_000_000)
+    parser.add_argument("--envs", type=int)
     parser.add_argument("--updates", type=int, default=2)
     parser.add_argument("--pairs", type=int, default=4)
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    config = TrainConfig(task=options.task, envs=options.envs, updates=options.updates, evaluate_every=0)
-    facts = parts() | whole(config, options.pairs)
+    if options.bulk:
+        facts = bulk(options.steps, options.envs or 1024)
+    else:
+        config = TrainConfig(task=options.task, envs=options.envs or 8, updates=options.updates, evaluate_every=0)
+        facts = parts() | whole(config, options.pairs)
     if options.json:
         print(json.dumps(facts, indent=1))
     else:
         for name, value in facts.items():
             print(f"{name:<45} {value:10.3f}")
+    broken = short_of(facts) if options.bulk else []
+    for line in broken:
+        print(line)
+    return 1 if broken else 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

@@ -84,7 +84,7 @@ def test_means_of_episodes_wait_for_their_update_and_nothing_piles_up() -> None:
     found = sink.with_means(2, {})
     assert (found["train/score"], found["heuristic/score"]) == (50.0, 70.0)
     assert sink.with_means(2, {}) == {}
-    assert not sink._episodes
+    assert not sink._results
 
 
 @pytest.mark.skipif(find_spec("tensorboard") is None, reason="tensorboard is not installed (an optional extra)")

@@ -340,6 +340,17 @@ def test_a_store_of_an_older_version_is_upgraded_in_one_go(path: Path) -> None:
     assert ask(path, "SELECT score FROM v_progress") == [(60.0,)]
 
 
+def test_a_store_of_the_first_version_gets_the_views_of_this_one(path: Path) -> None:
+    with RunStore(path, migrations=MIGRATIONS[:1]) as store:
+        record_update(StoreRecorder(store), 1)
+        store.add(("DROP VIEW v_actions", [()]))
+    with RunStore(path) as store:
+        counted = {"sampled_episodes": 8.0, "actions/WAIT": 70.0, "actions/PRUNE": 30.0, "effective/PRUNE": 29.0}
+        StoreRecorder(store).metrics(2, counted)
+    rows = ask(path, "SELECT update_number, op, times, share, effective FROM v_actions ORDER BY 1, 2")
+    assert rows == [(1, "GERMINATE", 5, 1.0, 5), (2, "PRUNE", 30, 0.3, 29), (2, "WAIT", 70, 0.7, None)]
+
+
 def test_an_upgrade_that_fails_changes_nothing(path: Path) -> None:
     RunStore(path).close()
     broken = (*MIGRATIONS, "CREATE TABLE notes (note TEXT); SELECT * FROM nowhere;")

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from esper.env.learner_env import StepInfo
 from esper.env.spaces import ActionMasks, Observation
+from esper.rollout.facts import Facts, StepFacts
 
 _Record = TypeVar("_Record")
 
@@ -50,7 +51,10 @@ class Episodes:
     value: Tensor | None = None
     """[N, T] the critic's output while acting, in the units of its normaliser."""
     reports: tuple[tuple[StepInfo, ...], ...] = ()
-    """[N][length] facts for people and the store; never written to a recording."""
+    """[N][length] what happened, for people and the store, from an engine that keeps records of each network; never
+    written to a recording."""
+    facts: Facts | None = None
+    """The same as columns, from an engine that has nothing else; `rollout/render.py` makes reports of them."""
 
     def __len__(self) -> int:
         return self.lengths.shape[0]
@@ -85,11 +89,13 @@ class Episodes:
         return map_tensors(self, lambda tensor: tensor.to(device))
 
     def tensors(self) -> dict[str, Tensor]:
-        """Every tensor that is there, by name: `observation.overall`, …, `controller`."""
-        return _named(self)
+        """Every tensor that is there, by name: `observation.overall`, …, `controller`; facts are for people only."""
+        return named_tensors(replace(self, facts=None))
 
     @staticmethod
-    def of(tensors: dict[str, Tensor], controllers: Sequence[str], reports: Any = ()) -> Episodes:
+    def of(
+        tensors: dict[str, Tensor], controllers: Sequence[str], reports: Any = (), facts: Facts | None = None
+    ) -> Episodes:
         """The inverse of `tensors`."""
         parts: dict[str, Any] = {"observation": {}, "masks": {}, "final": {}}
         for name, tensor in tensors.items():
@@ -97,17 +103,18 @@ class Episodes:
             (parts[owner] if owner else parts)[field] = tensor
         parts["observation"], parts["masks"] = Observation(**parts["observation"]), ActionMasks(**parts["masks"])
         parts["final"] = Observation(**parts["final"]) if parts["final"] else None
-        return Episodes(**parts, controllers=tuple(controllers), reports=reports)
+        return Episodes(**parts, controllers=tuple(controllers), reports=reports, facts=facts)
 
 
-def _named(record: Any, prefix: str = "") -> dict[str, Tensor]:
+def named_tensors(record: Any, prefix: str = "") -> dict[str, Tensor]:
+    """Every tensor of a record, by name; those of the records in it as `owner.name`."""
     found: dict[str, Tensor] = {}
     for field in fields(record):
         value = getattr(record, field.name)
         if isinstance(value, Tensor):
             found[prefix + field.name] = value
         elif is_dataclass(value):
-            found |= _named(value, f"{field.name}.")
+            found |= named_tensors(value, f"{field.name}.")
     return found
 
 
@@ -126,8 +133,17 @@ def map_tensors(record: _Record, f: Callable[[Tensor], Tensor]) -> _Record:
 
 def stack_steps(records: Sequence[_Record]) -> _Record:
     """Records of single steps [N, …] as one of [N, T, …]: every tensor is allocated once, at its size."""
+    return combine(records, lambda column: torch.stack(column, 1))
+
+
+def combine(records: Sequence[_Record], f: Callable[[list[Tensor]], Tensor]) -> _Record:
+    """One record of several: `f` of the tensors that have the same place in each, also inside the records they hold."""
+
+    def combined(column: list[Any]) -> Any:
+        return f(column) if isinstance(column[0], Tensor) else combine(column, f)
+
     columns = {field.name: [getattr(record, field.name) for record in records] for field in fields(records[0])}  # type: ignore[arg-type]
-    return replace(records[0], **{name: torch.stack(column, 1) for name, column in columns.items()})  # type: ignore[type-var]
+    return replace(records[0], **{name: combined(column) for name, column in columns.items()})  # type: ignore[type-var]
 
 
 def join(parts: Sequence[Episodes]) -> Episodes:
@@ -142,7 +158,46 @@ def join(parts: Sequence[Episodes]) -> Episodes:
         padded.append(wide | {"controller": index[part.controller]})
     shared = [name for name in padded[0] if all(name in part for part in padded)]
     reports = sum((part.reports for part in parts), ()) if all(part.reports for part in parts) else ()
-    return Episodes.of({name: torch.cat([part[name] for part in padded]) for name in shared}, names, reports)
+    found = [part.facts for part in parts if part.facts is not None]
+    facts = _join_facts(found) if len(found) == len(parts) else None
+    return Episodes.of({name: torch.cat([part[name] for part in padded]) for name in shared}, names, reports, facts)
+
+
+def _join_facts(parts: Sequence[Facts]) -> Facts:
+    """The same for facts; their slots may be fewer than those of the masks."""
+    paths = tuple(dict.fromkeys(one for part in parts for one in part.paths))
+    kinds = tuple(dict.fromkeys(one for part in parts for one in part.kinds))
+    steps = max(part.played.shape[1] for part in parts)
+    slots = max(part.steps.stage.shape[2] for part in parts)
+
+    def renumbered(index: Tensor, own: tuple[Any, ...], every: tuple[Any, ...]) -> Tensor:
+        table = torch.tensor([*(every.index(one) for one in own), -1], device=index.device)
+        return table[index]  # -1, which is not known, is the last entry
+
+    def widened(part: Facts) -> StepFacts:
+        terms = part.steps.reward.terms  # [N, T, terms]: the only axis after time that is not the slots'
+        return map_tensors(part.steps, lambda t: _widen(t, steps, slots if t.dim() > 2 and t is not terms else None))
+
+    return Facts(
+        steps=combine([widened(part) for part in parts], torch.cat),
+        host_parameters=torch.cat([part.host_parameters for part in parts]),
+        rules=torch.cat([part.rules for part in parts]),
+        host=torch.cat([renumbered(part.host, part.paths, paths) for part in parts]),
+        paths=paths,
+        kind=torch.cat([renumbered(part.kind, part.kinds, kinds) for part in parts]),
+        kinds=kinds,
+    )
+
+
+def _widen(tensor: Tensor, steps: int, slots: int | None) -> Tensor:
+    """[N, T, …] with zeros up to `steps`, and up to `slots` on the axis after it."""
+    shape = (tensor.shape[0], steps, *(() if slots is None else (slots,)))
+    shape += tuple(tensor.shape[len(shape) :])
+    if shape == tensor.shape:
+        return tensor
+    wide = tensor.new_zeros(shape)
+    wide[tuple(slice(size) for size in tensor.shape)] = tensor
+    return wide
 
 
 _SLOT_AXIS = {"slots": 2, "blueprints": 2, "costs": 2, "present": 2, "slot": 3, "blueprint": 2, "blend": 2}

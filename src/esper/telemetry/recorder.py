@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import repeat
 
-from esper.telemetry.records import Decision, Episode, Event, Level, to_json
+from esper.telemetry.records import Decision, Episode, EpisodeColumns, Event, Level, to_json
 from esper.telemetry.store import RunStore, Statement
 
 
@@ -20,6 +21,9 @@ class RunRecorder:
     def event(self, event: Event) -> None: ...
 
     def episode(self, episode: Episode) -> None: ...
+
+    def episodes(self, episodes: EpisodeColumns) -> None:
+        """Many at once, of a rollout that is too large for a record of each."""
 
     def decision(self, decision: Decision) -> None: ...
 
@@ -67,6 +71,15 @@ class StoreRecorder(RunRecorder):
         sizes = (int(e.parameters), int(e.host_parameters), int(e.length))
         row = (*key, int(e.draw), *results, *sizes, e.governor)
         self.store.add((_EPISODE, [row]), _by_term(_EPISODE_REWARD, key, e.rewards))
+
+    def episodes(self, episodes: EpisodeColumns) -> None:
+        e = episodes
+        key = (repeat(int(e.update)), repeat(e.arm), range(len(e)))
+        results, sizes = (e.episode_return, e.score, e.accuracy), (e.parameters, e.host_parameters, e.length)
+        rows = list(zip(*key, e.draw, *results, *sizes, e.governor, strict=False))
+        by_term = enumerate([zip(e.terms, row, strict=True) for row in e.rewards])
+        rewards = [(e.update, e.arm, env, term, value) for env, row in by_term for term, value in row]
+        self.store.add((_EPISODE, rows), (_EPISODE_REWARD, rewards))
 
     def decision(self, decision: Decision) -> None:
         d, p = decision, decision.probabilities
@@ -126,6 +139,9 @@ class FanOut(RunRecorder):
 
     def episode(self, episode: Episode) -> None:
         self._pass_on("episode", episode)
+
+    def episodes(self, episodes: EpisodeColumns) -> None:
+        self._pass_on("episodes", episodes)
 
     def decision(self, decision: Decision) -> None:
         self._pass_on("decision", decision)

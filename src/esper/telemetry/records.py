@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
@@ -52,6 +52,28 @@ class Episode:
     rewards: Mapping[str, float] = field(default_factory=dict)
     """Sum over the episode by term of the reward."""
     arm: str = TRAIN
+
+
+@dataclass(frozen=True, slots=True)
+class EpisodeColumns:
+    """Many finished episodes of one rollout: the fields of `Episode` as columns, `env` counts from 0."""
+
+    update: int
+    draw: Sequence[int]
+    episode_return: Sequence[float]
+    score: Sequence[float]
+    accuracy: Sequence[float]
+    parameters: Sequence[int]
+    host_parameters: Sequence[int]
+    length: Sequence[int]
+    governor: Sequence[str | None]
+    terms: Sequence[str]
+    rewards: Sequence[Sequence[float]]
+    """[N][terms]"""
+    arm: str = TRAIN
+
+    def __len__(self) -> int:
+        return len(self.draw)
 
 
 @dataclass(frozen=True, slots=True)

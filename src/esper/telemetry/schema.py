@@ -100,11 +100,17 @@ CREATE INDEX events_by_kind ON events (kind, update_number);
 CREATE INDEX events_by_update ON events (update_number);
 """
 
-MIGRATIONS: tuple[str, ...] = (_VERSION_1,)
+_VERSION_2 = """-- views only: v_actions and v_lifecycle_counts also read the counts of runs that record a sample
+"""
+
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
 """Script number i brings a store from version i to i + 1. A published script never changes; a new one is added."""
 
 RUN_TABLES = ("metrics", "episodes", "episode_rewards", "decisions", "step_rewards", "events")
 """What belongs to an update, and goes when the run is taken back before it."""
+
+_SAMPLED = "SELECT update_number FROM metrics WHERE name = 'sampled_episodes'"
+"""Updates of whose rollout only some episodes are in `decisions` and `events`: counts over all are metrics."""
 
 VIEWS = {
     "v_progress": """
@@ -134,9 +140,14 @@ VIEWS = {
         SELECT update_number, arm, env, epoch, slot, seed, json_extract(data, '$.source') AS source,
                json_extract(data, '$.target') AS target, message AS reason
         FROM events WHERE kind = 'lifecycle'""",
-    "v_lifecycle_counts": """
+    "v_lifecycle_counts": f"""
         SELECT update_number, arm, json_extract(data, '$.target') AS target, count(*) AS transitions
-        FROM events WHERE kind = 'lifecycle' GROUP BY update_number, arm, target""",
+        FROM events
+        WHERE kind = 'lifecycle' AND (arm <> 'train' OR update_number NOT IN ({_SAMPLED}))
+        GROUP BY update_number, arm, target
+        UNION ALL
+        SELECT update_number, 'train', substr(name, 13), CAST(value AS INTEGER)
+        FROM metrics WHERE name GLOB 'transitions/*' AND value > 0""",
     "v_seeds": """
         SELECT l.update_number, l.arm, l.env, l.slot, l.seed, d.blueprint, d.blend,
                min(l.epoch) FILTER (WHERE l.target = 'GERMINATED') AS germinated,
@@ -157,11 +168,24 @@ VIEWS = {
     "v_reward_terms": """
         SELECT update_number, arm, term, avg(value) AS mean, min(value) AS least, max(value) AS most
         FROM episode_rewards GROUP BY update_number, arm, term""",
-    "v_actions": """
-        SELECT update_number, arm, op, count(*) AS times,
-               count(*) * 1.0 / sum(count(*)) OVER (PARTITION BY update_number, arm) AS share,
-               sum(changed) AS effective, avg(p_op) AS probability
-        FROM decisions GROUP BY update_number, arm, op""",
+    "v_actions": f"""
+        WITH counted AS (
+            SELECT update_number, arm, op, count(*) AS times, sum(changed) AS effective, avg(p_op) AS probability
+            FROM decisions WHERE arm <> 'train' OR update_number NOT IN ({_SAMPLED})
+            GROUP BY update_number, arm, op
+            UNION ALL
+            SELECT a.update_number, 'train', substr(a.name, 9), CAST(a.value AS INTEGER), CAST(e.value AS INTEGER),
+                   p.value
+            FROM metrics AS a
+            LEFT JOIN metrics AS e
+                   ON e.name = 'effective/' || substr(a.name, 9) AND e.update_number = a.update_number
+            LEFT JOIN metrics AS p
+                   ON p.name = 'probability/' || substr(a.name, 9) AND p.update_number = a.update_number
+            WHERE a.name GLOB 'actions/*' AND a.value > 0
+        )
+        SELECT update_number, arm, op, times,
+               times * 1.0 / sum(times) OVER (PARTITION BY update_number, arm) AS share, effective, probability
+        FROM counted""",
     "v_anomalies": """
         SELECT update_number, severity, json_extract(data, '$.name') AS name, json_extract(data, '$.metric') AS metric,
                json_extract(data, '$.seen') AS seen, json_extract(data, '$.limit') AS "limit", message

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.telemetry.recorder import RunRecorder
-from esper.telemetry.records import Episode, Event
+from esper.telemetry.records import Episode, EpisodeColumns, Event
 
 MEANS = ("episode_return", "score", "accuracy", "parameters", "length")
 """Of an episode: what is averaged over the episodes of an update."""
@@ -35,22 +35,30 @@ def _optional(module: str, name: str, extra: str) -> Any:
 
 
 class ScalarSink(RunRecorder):
-    """Keeps episodes until the metrics of their update come, and adds their means by arm."""
+    """Keeps the results of episodes until the metrics of their update come, and adds their means by arm."""
 
     def __init__(self) -> None:
-        self._episodes: list[Episode] = []
+        self._results: dict[tuple[int, str], dict[str, list[float]]] = {}
+        """By update and arm: the columns of `MEANS`."""
 
     def episode(self, episode: Episode) -> None:
-        self._episodes.append(episode)
+        for name, column in self._of(episode.update, episode.arm).items():
+            column.append(getattr(episode, name))
+
+    def episodes(self, episodes: EpisodeColumns) -> None:
+        for name, column in self._of(episodes.update, episodes.arm).items():
+            column += getattr(episodes, name)
+
+    def _of(self, update: int, arm: str) -> dict[str, list[float]]:
+        return self._results.setdefault((update, arm), {name: [] for name in MEANS})
 
     def with_means(self, update: int, values: Mapping[str, float]) -> dict[str, float]:
         """Also the means over the episodes of `update`; what is older is forgotten, so that nothing piles up."""
         named = dict(values)
-        now = [episode for episode in self._episodes if episode.update == update]
-        self._episodes = [episode for episode in self._episodes if episode.update > update]
-        for arm in dict.fromkeys(episode.arm for episode in now):
-            own = [episode for episode in now if episode.arm == arm]
-            named |= {f"{arm}/{name}": sum(getattr(e, name) for e in own) / len(own) for name in MEANS}
+        for (at, arm), columns in self._results.items():
+            if at == update:
+                named |= {f"{arm}/{name}": sum(column) / len(column) for name, column in columns.items()}
+        self._results = {key: columns for key, columns in self._results.items() if key[0] > update}
         return named
 
 

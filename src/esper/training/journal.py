@@ -1,4 +1,7 @@
-"""What happened in one rollout: every step goes to the recorder, and a summary to the person who watches."""
+"""What happened in one rollout goes to the recorder, and a summary to the person who watches.
+
+Of a rollout of at most `BULK` episodes every step is recorded; of a larger one what `training/bulk.py` makes of it.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +16,11 @@ from esper.actions import HEAD_NAMES, HEADS_USED
 from esper.env.learner_env import StepInfo
 from esper.lifecycle import Stage
 from esper.rollout.episodes import Episodes
+from esper.rollout.facts import Facts, facts_of
+from esper.rollout.render import render, reports_of
 from esper.telemetry.recorder import RunRecorder
 from esper.telemetry.records import TRAIN, Decision, Episode, Event
+from esper.training.bulk import BULK, counts, episode_columns, sample
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +41,8 @@ class RolloutSummary:
 
     @classmethod
     def of(cls, episodes: Episodes) -> RolloutSummary:
+        if not episodes.reports and episodes.facts is not None:
+            return cls.of_facts(episodes, episodes.facts)
         lasts = [row[-1] for row in episodes.reports]
         return cls(
             draws=tuple(episodes.draw.tolist()),
@@ -45,6 +53,21 @@ class RolloutSummary:
             steps=episodes.steps,
             lifecycle=Counter(t.target for row in episodes.reports for info in row for t in info.record.transitions),
             governed=sum(info.record.verdict is not None for info in lasts),
+        )
+
+    @classmethod
+    def of_facts(cls, episodes: Episodes, facts: Facts) -> RolloutSummary:
+        """The same from columns."""
+        growth = facts.at_the_end(facts.steps.parameters) / facts.host_parameters
+        return cls(
+            draws=tuple(episodes.draw.tolist()),
+            returns=facts.rewards().sum(1).tolist(),
+            scores=facts.at_the_end(facts.steps.reward.score).nan_to_num(0.0).tolist(),
+            accuracies=facts.at_the_end(facts.steps.epoch.accuracy).tolist(),
+            growth=growth.tolist(),
+            steps=episodes.steps,
+            lifecycle=Counter(dict(zip(Stage, facts.entered().tolist(), strict=True))),
+            governed=int((facts.at_the_end(facts.steps.epoch.fault) >= 0).sum()),
         )
 
     def metrics(self) -> dict[str, float]:
@@ -68,19 +91,47 @@ class Journal:
         self.recorder, self.update, self.arm = recorder, update, arm
 
     def note(self, episodes: Episodes, values: Tensor | None = None) -> RolloutSummary:
-        """Every step of the episodes, the first steps first; `values` [N, T] in reward units."""
+        """Record the episodes; `values` [N, T] in reward units."""
+        if len(episodes) > BULK:
+            return self._note_in_bulk(episodes, values)
+        self._steps(episodes, reports_of(episodes), range(len(episodes)), values)
+        return RolloutSummary.of(episodes)
+
+    def _note_in_bulk(self, episodes: Episodes, values: Tensor | None) -> RolloutSummary:
+        facts = episodes.facts or facts_of(episodes.reports)
+        rows = sample(episodes.draw)
+        chosen = episodes.select(rows)
+        reports = chosen.reports or render(facts, rows)
+        values = None if values is None else values[rows.to(values.device)]
+        self._steps(chosen, reports, rows.tolist(), values, with_episodes=False)
+        self.recorder.episodes(episode_columns(episodes, facts, self.update, self.arm))
+        prefix = "" if self.arm == TRAIN else f"{self.arm}/"
+        found = counts(episodes, facts) | {"sampled_episodes": float(len(rows))}
+        self.recorder.metrics(self.update, {prefix + name: value for name, value in found.items()})
+        return RolloutSummary.of_facts(episodes, facts)
+
+    def _steps(
+        self,
+        episodes: Episodes,
+        reports: Sequence[Sequence[StepInfo]],
+        envs: Sequence[int],
+        values: Tensor | None,
+        *,
+        with_episodes: bool = True,
+    ) -> None:
+        """Every step of the episodes, the first steps first; `envs` are their numbers in the rollout."""
         probabilities = None if episodes.log_prob is None else episodes.log_prob.exp().tolist()
         expected = None if values is None else values.tolist()
+        draws = episodes.draw.tolist()
         for step in range(episodes.reward.shape[1]):
-            for env, row in enumerate(episodes.reports):
+            for i, (env, row) in enumerate(zip(envs, reports, strict=True)):
                 if step >= len(row):
                     continue
-                chosen = () if probabilities is None else probabilities[env][step]
-                self._decision(env, row[step], chosen, None if expected is None else expected[env][step])
+                chosen = () if probabilities is None else probabilities[i][step]
+                self._decision(env, row[step], chosen, None if expected is None else expected[i][step])
                 self._events(env, row[step])
-                if step == len(row) - 1:
-                    self._episode(env, int(episodes.draw[env]), row)
-        return RolloutSummary.of(episodes)
+                if with_episodes and step == len(row) - 1:
+                    self._episode(env, draws[i], row)
 
     def _decision(self, env: int, info: StepInfo, probabilities: Sequence[float], value: float | None) -> None:
         effect = info.record.effect

@@ -30,6 +30,7 @@ from esper.telemetry.health import AnomalyDetector, HealthMonitor
 from esper.telemetry.profiler import PhaseTimers
 from esper.telemetry.recorder import RunRecorder
 from esper.telemetry.records import Event, Level
+from esper.training.bulk import BULK, SAMPLED
 from esper.training.fleet import Fleet, seeds_for
 from esper.training.journal import Journal, RolloutSummary
 from esper.training.run_folder import RunFolder
@@ -89,6 +90,12 @@ class Trainer:
         self.agent = make_agent(config, device)
         if config.init is not None:
             start_from(self.agent, config.init if folder is None else folder.start)
+        if config.envs > BULK:
+            log.warning(
+                "more than %d environments: every episode is recorded, decisions and events only of %d an update",
+                BULK,
+                SAMPLED,
+            )
         self.monitor = HealthMonitor(self.recorder, AnomalyDetector(config.ppo.max_grad_norm))
         self.best_score = -math.inf
         self.best_update: int | None = None
