@@ -19,7 +19,9 @@ from esper.env.spaces import ActionMasks, Observation
 from esper.growth.blueprints import blueprint_names
 from esper.lifecycle import LIVE, Rules, Stage
 from esper.rollout.episodes import Episodes, stack_steps
-from esper.rollout.facts import FAULTS, Facts, StepFacts
+from esper.engine.governor import FAULTS
+from esper.env.step_facts import StepFacts
+from esper.rollout.facts import Facts
 from esper.slot_columns import CONTRAST, SlotColumns
 
 ODDS = {Op.WAIT: 0.6, Op.GERMINATE: 0.25, Op.PRUNE: 0.08, Op.FOSSILIZE: 0.07}

@@ -23,7 +23,8 @@ from esper.env.growth_env import GrowthEnv
 from esper.env.reward.suspicion import KINDS
 from esper.lifecycle import TRANSITIONS, Stage
 from esper.rollout.episodes import Episodes, join
-from esper.rollout.facts import FAULTS, facts_of
+from esper.engine.governor import FAULTS
+from esper.rollout.facts import facts_of
 from esper.rollout.play import play
 from esper.rollout.render import render
 from esper.telemetry import Decision, Episode, Event, Level, RunRecorder, RunStore, StoreRecorder, open_readonly

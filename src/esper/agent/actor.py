@@ -11,6 +11,7 @@ import torch
 from esper.agent.normalisers import ObservationNormaliser
 from esper.env.situation import Situation
 from esper.env.spaces import ActionMasks, Observation
+from esper.env.world import World
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput
 from esper.rollout.play import Decisions
 
@@ -44,7 +45,9 @@ class PolicyActor:
         self.state = self.network.initial_state(len(draws))
         self.generator.manual_seed(self.seed or 0)
 
-    def act(self, situations: Sequence[Situation], observation: Observation, masks: ActionMasks) -> Decisions:
+    def act(
+        self, situations: Sequence[Situation] | World, observation: Observation, masks: ActionMasks
+    ) -> Decisions:
         out = self.forward(observation, masks)
         with torch.inference_mode():
             if self.seed is None:

@@ -84,6 +84,11 @@ class GrowthEnv(LearnerEnv):
             return self.start(engine, horizons, classes)[1]
 
     @property
+    def kinds(self) -> list[str]:
+        """Of the problems; for analysis only."""
+        return [str(draw.facts.get("kind", "")) for draw in self.draws]
+
+    @property
     def captures(self) -> int:
         """CUDA graphs of whole epochs that were captured so far; all others were found in the cache."""
         return 0 if self._cache is None else self._cache.captures

@@ -27,6 +27,7 @@ from esper.env.reward.reward import Reward, RewardColumns
 from esper.env.reward.suspicion import Finding, findings
 from esper.env.situation import Situations
 from esper.env.spaces import ActionMasks, Observation
+from esper.env.step_facts import StepFacts
 from esper.env.world import World
 from esper.growth.blueprints import blueprint_names
 from esper.telemetry.profiler import PhaseTimers
@@ -69,8 +70,10 @@ class EnvStep:
     reward: Tensor  # [N] float32
     terminated: Tensor  # [N] bool: this step ended the episode
     acted: Tensor  # [N] bool
-    infos: tuple[StepInfo | None, ...]
-    terms: Tensor | None = None  # [N, terms] float32, in the order of `TERMS`
+    infos: tuple[StepInfo | None, ...] = ()
+    """For people, of engines that have records of each network."""
+    facts: StepFacts | None = None
+    """The same as columns."""
 
 
 class LearnerEnv:
@@ -149,7 +152,7 @@ class LearnerEnv:
             ended.to(self.device),
             active.to(self.device),
             infos,
-            rewards.terms.float().to(self.device),
+            StepFacts.of(epoch, rewards, self.world),
         )
 
     @property

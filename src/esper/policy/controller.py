@@ -10,7 +10,7 @@ import random
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from functools import cache
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -39,6 +39,7 @@ class Controller(Protocol):
         """One action per network, in the order of `reset`. Each must be one that its situation allows."""
 
 
+@runtime_checkable
 class ColumnController(Controller, Protocol):
     """One that can also decide for a world of columns, on its device. All but those of a person's own model can."""
 

@@ -17,7 +17,8 @@ from torch import Tensor
 
 from esper.env.learner_env import StepInfo
 from esper.env.spaces import ActionMasks, Observation
-from esper.rollout.facts import Facts, StepFacts
+from esper.env.step_facts import StepFacts
+from esper.rollout.facts import Facts
 
 _Record = TypeVar("_Record")
 

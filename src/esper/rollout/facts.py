@@ -15,31 +15,16 @@ import torch
 from torch import Tensor
 
 from esper.engine.epoch import EpochColumns
-from esper.engine.governor import Fault
+from esper.engine.governor import FAULTS
 from esper.env.learner_env import StepInfo
 from esper.env.observation import to_tensor
 from esper.env.reward.config import TERMS
 from esper.env.reward.reward import RewardColumns
 from esper.env.reward.suspicion import KINDS
+from esper.env.step_facts import StepFacts
+from esper.env.world import World
 from esper.lifecycle import LIVE, Contrast, Rules, Stage
 from esper.slot_columns import CONTRAST, RULES
-
-FAULTS = tuple(Fault)
-"""What the numbers of `EpochColumns.fault` stand for."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepFacts:
-    """One step of N networks [N, …], or all steps of their episodes [N, T, …]."""
-
-    epoch: EpochColumns
-    """`played` says which steps happened."""
-    reward: RewardColumns
-    stage: Tensor
-    """[…, S] int64: of each slot after the end of the epoch, when its seed may have moved on."""
-    parameters: Tensor
-    """[…] of the network as it acts after the epoch: `World.acting_parameters`."""
-
 
 @dataclass(frozen=True, slots=True)
 class Facts:
@@ -97,6 +82,17 @@ class Facts:
         count = torch.bincount(torch.cat(targets), minlength=len(Stage))
         count[Stage.GERMINATED] += planted.sum()
         return count
+
+
+def facts_from(steps: StepFacts, world: World, kinds: Sequence[str] = ()) -> Facts:
+    """Of episodes [N, T, …] that have just been played; `kinds` [N] are those of their problems, if they are known."""
+    names = tuple(dict.fromkeys(kinds))
+    host, count = world.path.new_zeros(len(world.path)), world.slots.present.sum(1)
+    own = [tuple(world.paths[i] for i in row[:slots]) for row, slots in zip(world.path.tolist(), count.tolist(), strict=True)]
+    paths = tuple(dict.fromkeys(own))
+    host = torch.tensor([paths.index(one) for one in own], device=world.path.device)
+    kind = torch.tensor([names.index(one) for one in kinds] or [-1] * len(own), device=world.path.device)
+    return Facts(steps, world.host_parameters, world.slots.rules, host, paths, kind, names)
 
 
 # -- from the reports of per-network engines ---------------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -19,8 +19,10 @@ from esper.env.learner_env import EnvStep
 from esper.env.observation import to_tensor
 from esper.env.situation import Situation
 from esper.env.spaces import ActionMasks, Observation
-from esper.policy.controller import Controller, RandomLegal
+from esper.env.world import World
+from esper.policy.controller import ColumnController, Controller, RandomLegal
 from esper.rollout.episodes import Episodes, stack_steps
+from esper.rollout.facts import facts_from
 
 
 class StoppedError(Exception):
@@ -31,7 +33,8 @@ class Environment(Protocol):
     """N episodes side by side. One that is over stands still: its observation stays the one after its last step."""
 
     @property
-    def situations(self) -> Sequence[Situation]: ...
+    def situations(self) -> Sequence[Situation] | World:
+        """What controllers read: records, or the columns of thousands of networks."""
 
     @property
     def over(self) -> bool: ...
@@ -39,6 +42,15 @@ class Environment(Protocol):
     def reset(self, draws: Sequence[int], /, *, held_out: bool) -> tuple[Observation, ActionMasks]: ...
 
     def step(self, actions: Tensor | Sequence[Action], /) -> EnvStep: ...
+
+
+@runtime_checkable
+class WorldEnv(Protocol):
+    """An environment of growing networks: its steps have facts."""
+
+    world: World
+    kinds: Sequence[str]
+    """Of the problems [N], where they are known; for analysis only."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +77,9 @@ class Actor(Protocol):
     def reset(self, draws: Sequence[int], /) -> None:
         """Begin new episodes, one per draw id."""
 
-    def act(self, situations: Sequence[Situation], observation: Observation, masks: ActionMasks, /) -> Decisions: ...
+    def act(
+        self, situations: Sequence[Situation] | World, observation: Observation, masks: ActionMasks, /
+    ) -> Decisions: ...
 
 
 class ControllerActor:
@@ -82,8 +96,14 @@ class ControllerActor:
     def reset(self, draws: Sequence[int]) -> None:
         self.controller.reset(draws)
         self._rngs = [random.Random(f"{self.name}/{draw}") for draw in draws]
+        self._explorer = RandomLegal()
+        self._explorer.reset(draws)
 
-    def act(self, situations: Sequence[Situation], observation: Observation, masks: ActionMasks) -> Decisions:
+    def act(
+        self, situations: Sequence[Situation] | World, observation: Observation, masks: ActionMasks
+    ) -> Decisions:
+        if isinstance(situations, World):
+            return self._act_on_columns(situations, observation, masks)
         decided = self.controller.decide(situations)
         label = to_tensor(decided)
         if not self.noise:
@@ -94,6 +114,16 @@ class ControllerActor:
             for situation, rng, action in zip(situations, self._rngs, decided, strict=True)
         ]
         return Decisions(to_tensor(done), label, records=done)
+
+    def _act_on_columns(self, world: World, observation: Observation, masks: ActionMasks) -> Decisions:
+        if not isinstance(self.controller, ColumnController):
+            raise ValueError(f"the controller {self.name} has no `act` over columns: play it with the eager engine")
+        label = self.controller.act(world, observation, masks)
+        if not self.noise:
+            return Decisions(label, label)
+        chance = torch.tensor([rng.random() for rng in self._rngs], device=label.device)
+        done = torch.where((chance < self.noise)[:, None], self._explorer.act(world, observation, masks), label)
+        return Decisions(done, label)
 
 
 def play(
@@ -124,7 +154,8 @@ def play(
         given.append(step)
         on_step(step)
         observation, masks = step.observation, step.masks
-    infos = zip(*(step.infos for step in given), strict=True)  # [N][T]
+    infos = zip(*(step.infos for step in given), strict=True)  # [N][T], or nothing
+    facts = [step.facts for step in given if step.facts is not None]
     device, draw = observation.overall.device, torch.tensor(draws)
     action = torch.stack([d.action for d in decided], 1).to(device)
     same = all(d.label is d.action for d in decided)
@@ -143,6 +174,7 @@ def play(
         log_prob=_stacked([d.log_prob for d in decided]),
         value=_stacked([d.value for d in decided]),
         reports=tuple(tuple(info for info in row if info is not None) for row in infos),
+        facts=facts_from(stack_steps(facts), env.world, env.kinds) if facts and isinstance(env, WorldEnv) else None,
     )
 
 

@@ -25,7 +25,8 @@ from esper.env.reward.config import TERMS
 from esper.env.reward.suspicion import KINDS, Finding
 from esper.lifecycle import ENTERED_BY_ITSELF, GATES, LIVE, Contrast, Stage, Transition
 from esper.rollout.episodes import Episodes, map_tensors, named_tensors
-from esper.rollout.facts import FAULTS, Facts
+from esper.engine.governor import FAULTS
+from esper.rollout.facts import Facts
 from esper.slot_columns import RULES
 
 Reports = tuple[tuple[StepInfo, ...], ...]

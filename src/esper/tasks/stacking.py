@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.growth.blueprints import Layout
-from esper.tasks.family import Draw
+from esper.tasks.family import Draw, Family
 from esper.tasks.hosts import Conv1dHost, Conv2dHost
 from esper.tasks.problems import Form, Problems
 from esper.tasks.registry import cross_entropy, percent_correct
@@ -45,6 +45,28 @@ def form_of(draw: Draw) -> Form:
         return Form("sequence" if x.dim() == 3 else "dense", stages, "average", False, classes, batch)
     layout: Layout = "conv1d" if x.dim() == 3 else "conv2d"
     return Form(layout, stages, config.get("pooling", "max"), config.get("norm", True), classes, batch)
+
+
+def stacked_problems(
+    family: Family, draw_ids: Sequence[int], *, held_out: bool, device: torch.device | str = "cpu"
+) -> list[tuple[list[int], Problems]]:
+    """The problems of these draws, sorted by form: for each form the places of its draws, and the problems."""
+    if isinstance(family, BatchedFamily):
+        return family.problems(draw_ids, held_out=held_out, device=device)
+    draws = [family.draw(draw_id, held_out=held_out) for draw_id in draw_ids]
+    for draw_id, draw in zip(draw_ids, draws, strict=True):
+        if refusal := why_not_stacked(draw):
+            raise ValueError(f"draw {draw_id} of {family.name} cannot be stacked: {refusal}; use another engine")
+    return stack_draws(draw_ids, draws, device)
+
+
+@runtime_checkable
+class BatchedFamily(Protocol):
+    """A family that makes many problems at once, on the device."""
+
+    def problems(
+        self, draw_ids: Sequence[int], *, held_out: bool, device: torch.device | str
+    ) -> list[tuple[list[int], Problems]]: ...
 
 
 def stack_draws(draw_ids: Sequence[int], draws: Sequence[Draw], device: torch.device | str = "cpu") -> list[tuple[list[int], Problems]]:

@@ -17,7 +17,8 @@ from esper.env.reward.suspicion import KINDS
 from esper.growth.blueprints import blueprint_names
 from esper.lifecycle import Stage
 from esper.rollout.episodes import Episodes
-from esper.rollout.facts import FAULTS, Facts
+from esper.engine.governor import FAULTS
+from esper.rollout.facts import Facts
 from esper.rollout.render import fault_message
 from esper.telemetry.records import EpisodeColumns
 

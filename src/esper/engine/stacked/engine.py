@@ -59,10 +59,11 @@ class StackedEngine:
         rules: Rules | None = None,
         width: int | None = None,
         dtype: torch.dtype = torch.float32,
+        bf16: bool = False,
     ) -> None:
         """`width` is the number of slots that the columns have room for; None is the most that a network has."""
         self.device = groups[0][1].train_x.device
-        self.stacks = [Stack(problems, dtype) for _, problems in groups]
+        self.stacks = [Stack(problems, dtype, bf16=bf16) for _, problems in groups]
         self._places_cpu = [np.array(places) for places, _ in groups]
         self.places = [torch.from_numpy(places).to(self.device) for places in self._places_cpu]
         self.networks = sum(len(stack) for stack in self.stacks)
@@ -74,7 +75,6 @@ class StackedEngine:
         self.width = self.columns.present.shape[1]
         self.epoch = 0
         self.born = torch.zeros(self.networks, dtype=torch.int64, device=self.device)
-        self.governor = GovernorColumns(self.networks, self.device)
         self._describe()
 
     def _describe(self) -> None:
@@ -115,7 +115,7 @@ class StackedEngine:
         accuracy, loss = self._column(math.nan), self._column(math.nan)
         for places, measured in zip(self.places, found, strict=True):
             accuracy[places], loss[places] = measured.accuracy, measured.loss
-        self.governor.begin(accuracy, loss)
+        self.governor = GovernorColumns(accuracy, loss)
         return accuracy, loss
 
     # -- one epoch -------------------------------------------------------------------------------------------------------
@@ -145,21 +145,22 @@ class StackedEngine:
         for places, _, found in epochs:
             results.take(places, *found)
         fault, seen, limit = self.governor.check(
-            results.train_loss, results.finite, results.loss, results.accuracy, alpha, self.columns.seed, active
+            results.train_loss, results.finite, results.loss, results.accuracy, alpha, self.columns.seed
         )
+        fault = torch.where(active, fault, -1)
+        seen, limit = (torch.where(active, one, math.nan) for one in (seen, limit))
         healthy = fault < 0
         for places, epoch, _ in epochs:
             epoch.commit(healthy[places])
-        self.governor.keep(results.train_loss, results.loss, results.accuracy, healthy & active)
+        self.governor.keep(healthy & active, results.train_loss, results.loss, results.accuracy)
         self._undo(fault, results)
         parameters = torch.where(healthy, parameters, self.host_parameters + self.columns.size.sum(1))
         self._move_on(results, healthy, active)
         self.epoch += 1
-        nothing = ~active
-        slot, blueprint, blend, op = actions.unbind(1)
+        slot, blueprint, blend, op = (torch.where(active, head, 0) for head in actions.unbind(1))
         return EpochColumns(
             played=active,
-            op=torch.where(nothing, -1, op),
+            op=torch.where(active, op, -1),
             slot=slot,
             blueprint=blueprint,
             blend=blend,
@@ -171,9 +172,9 @@ class StackedEngine:
             loss=results.loss,
             shadow=results.shadow,
             contribution=results.contribution,
-            stage=stage,
-            alpha=alpha,
-            parameters=parameters,
+            stage=torch.where(active[:, None], stage, -1),
+            alpha=torch.where(active[:, None], alpha, math.nan),
+            parameters=torch.where(active, parameters, math.nan),
             fault=fault,
             fault_seen=seen,
             fault_limit=limit,

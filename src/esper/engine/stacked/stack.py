@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -45,7 +46,9 @@ class Measured:
 class Stack:
     """N networks of one form."""
 
-    def __init__(self, problems: Problems, dtype: torch.dtype = torch.float32) -> None:
+    def __init__(self, problems: Problems, dtype: torch.dtype = torch.float32, *, bf16: bool = False) -> None:
+        """`bf16`: passes calculate in bfloat16 (on a GPU); weights, optimizer and statistics stay what they are."""
+        self.bf16 = bf16 and problems.train_x.is_cuda
         self.problems, self.dtype = problems, dtype
         self.device = problems.train_x.device
         self.capture = Capture(self.device) if self.device.type == "cuda" else None
@@ -80,6 +83,10 @@ class Stack:
 
     def __len__(self) -> int:
         return len(self.problems)
+
+    def arithmetic(self) -> AbstractContextManager[Any]:
+        """Within, passes are made in the stack's precision."""
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False) if self.bf16 else nullcontext()
 
     def own_stream(self) -> AbstractContextManager[None]:
         """Within, work is queued beside that of other stacks."""
@@ -154,7 +161,8 @@ class Stack:
         with torch.no_grad():
             for start in range(0, count, chunk):
                 part = x[rows, start : start + chunk].to(self.dtype)  # [n, examples, *sizes, features]
-                out, _ = run(leaves, part.movedim(1, -2), statistics)
+                with self.arithmetic():
+                    out, _ = run(leaves, part.movedim(1, -2), statistics)
                 targets = y[rows, start : start + chunk][networks]
                 each = F.cross_entropy(out.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
                 losses.append(each.double().sum(1))

@@ -112,7 +112,8 @@ class EpochOfUpdates:
         shape = (len(self.rows), -1)
         x = self._x.index_select(0, index).unflatten(0, shape).to(self.stack.dtype).movedim(1, -2)
         y = self._y.index_select(0, index).view(shape)[self.networks]  # [rows of the pass, batch]
-        out, seen = self.run_pass(self.leaves, x, None)
+        with self.stack.arithmetic():
+            out, seen = self.run_pass(self.leaves, x, None)
         losses = F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
         gradients = torch.autograd.grad(losses.sum(), self.leaves.all())
         with torch.no_grad():
