@@ -42,6 +42,7 @@ PLANS = [
         Planting(5, "stages.0", {"conv2d": "depthwise", "conv1d": "depthwise", "dense": "lora"}),
         Planting(0, 9, {"dense": "mlp"}),
     ),
+    (),
 ]
 
 

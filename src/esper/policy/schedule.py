@@ -57,13 +57,17 @@ class _Plan:
     """[P]"""
 
 
+_NOTHING = Planting(0, -1, {})
+"""Concerns no slot: an empty schedule has one entry like any other."""
+
+
 class FixedSchedule(RuleController):
     """Plants what the schedule says, when it says so, and keeps what passes its gate."""
 
     def __init__(self, name: str, plantings: Sequence[Planting]) -> None:
         super().__init__()
         self.name = name
-        self.plantings = tuple(plantings)
+        self.plantings = tuple(plantings) or (_NOTHING,)
         self._plan: _Plan | None = None
         self._planted: Tensor | None = None
         """[N, P, S] bool: entries that were followed in this episode."""
