@@ -249,7 +249,7 @@ def test_real_networks_are_rewarded():
     while not env.over:
         planted = [germinate(0, "mlp") if s.epoch == 0 else WAIT for s in env.situations]
         step = env.step(planted)
-        totals, terms = totals + step.reward, terms + step.terms
+        totals, terms = totals + step.reward, terms + step.facts.reward.terms
         first = first or [info.record.measured.accuracy for info in step.infos]
         for row, info in enumerate(step.infos):
             if info is not None and info.reward.score is not None:

@@ -1,0 +1,272 @@
+"""The costly parts of a pass as functions with gradients of their own, in plain torch, or in `kernels.py` on a GPU.
+
+torch's own gradients of these would keep every intermediate result and touch memory several times as often.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+EPSILON = 1e-5
+"""Of every norm, as torch has it."""
+
+
+@cache
+def _kernels() -> ModuleType | None:
+    """Triton comes with torch for CUDA, and only there."""
+    if importlib.util.find_spec("triton") is None:
+        return None
+    from esper.engine.stacked import kernels  # noqa: PLC0415
+
+    return kernels
+
+
+def kernels_for(x: Tensor) -> ModuleType | None:
+    """The kernels, if they are for tensors like this one: float64 is for the reference."""
+    return _kernels() if x.is_cuda and x.dtype is not torch.float64 else None
+
+
+@dataclass(frozen=True, slots=True)
+class Extent:
+    """Which numbers of V networks are true, of activations [V, *sizes, batch, channels]."""
+
+    widths: Tensor
+    """[V] int32: true channels."""
+    extents: Tensor
+    """[V, 2] int32: true positions; of vectors and sequences not used."""
+    columns: int
+    """Padded size of the last axis of positions."""
+    mask: Tensor | None
+    """[V, *sizes or 1, 1, channels or 1]; None if all are true."""
+    valid: Tensor | None
+    """[V, *sizes, 1, 1]: true positions; None if all are."""
+    counts: Tensor
+    """[V, 1, …]: numbers that a norm sees; of a batch norm without the batch."""
+
+
+def spread(column: Tensor, like: Tensor) -> Tensor:
+    """A column [V] or [V, channels], ready to meet activations."""
+    if column.dim() == 1:
+        return column.view(-1, *[1] * (like.dim() - 1))
+    return column.view(column.shape[0], *[1] * (like.dim() - 2), column.shape[1])
+
+
+def _three(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], -1, x.shape[-1])
+
+
+def _four(x: Tensor) -> Tensor:
+    return x.reshape(x.shape[0], -1, *x.shape[-2:])
+
+
+class Norm(torch.autograd.Function):
+    """Zero mean and unit variance over some axes, then scale and shift [V, channels], then perhaps a ReLU."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, true: Extent, examples: bool, relu: bool
+    ) -> Tensor:
+        """`examples`: over channels and positions of an example; else over the channels of each position."""
+        x, affine = x.contiguous(), None if weight is None or bias is None else (weight.contiguous(), bias.contiguous())
+        kernels = kernels_for(x)
+        if kernels is None:
+            y, normed, rstd = _norm(x, affine, true, examples, relu)
+            saved = (normed, rstd, weight, y if relu else None, None)
+        elif examples and affine is not None:
+            y, mean, rstd = kernels.norm_examples(_four(x), affine, true.widths, true.extents, true.columns, relu)
+            saved = (x, rstd, affine[0], affine[1], mean)
+        else:
+            y, mean, rstd = kernels.norm_rows(_three(x), affine, true.widths)
+            saved = (x, rstd, affine[0] if affine else None, None, mean)
+        ctx.save_for_backward(*saved)
+        ctx.settings = true, examples, relu
+        return y.view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+        true, examples, relu = ctx.settings
+        x, rstd, weight, other, mean = ctx.saved_tensors
+        dy, kernels = dy.contiguous(), kernels_for(dy)
+        if kernels is None:
+            return (*_norm_backward(dy, x, rstd, weight, other, true, examples), None, None, None)
+        if examples and weight is not None:
+            shape = (true.widths, true.extents, true.columns)
+            found = kernels.norm_examples_backward(_four(dy), _four(x), (weight, other), mean, rstd, shape, relu)
+        else:
+            found = kernels.norm_rows_backward(_three(dy), _three(x), weight, mean, rstd, true.widths)
+        return (found[0].view(x.shape), found[1], found[2], None, None, None)
+
+
+def _axes(x: Tensor, examples: bool) -> tuple[int, ...]:
+    return (*range(1, x.dim() - 2), -1) if examples else (-1,)
+
+
+def _norm(
+    x: Tensor, affine: tuple[Tensor, Tensor] | None, true: Extent, examples: bool, relu: bool
+) -> tuple[Tensor, Tensor, Tensor]:
+    axes = _axes(x, examples)
+    known = x if true.valid is None or not examples else x * true.valid  # filters reach beyond true positions
+    normed = known - known.sum(axes, keepdim=True) / true.counts
+    if true.mask is not None:
+        normed *= true.mask
+    rstd = (normed.square().sum(axes, keepdim=True) / true.counts + EPSILON).rsqrt()
+    normed *= rstd
+    if affine is None:
+        return normed, normed, rstd
+    shift = spread(affine[1], x)
+    y = torch.addcmul(shift if true.valid is None or not examples else shift * true.valid, normed, spread(affine[0], x))
+    return y.relu_() if relu else y, normed, rstd
+
+
+def _norm_backward(
+    dy: Tensor, normed: Tensor, rstd: Tensor, weight: Tensor | None, y: Tensor | None, true: Extent, examples: bool
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    if y is not None:
+        dy = dy * (y > 0)
+    if examples and true.valid is not None:
+        dy = dy * true.valid
+    axes, over, dw, db = _axes(dy, examples), tuple(range(1, dy.dim() - 1)), None, None
+    product = dy * normed
+    if weight is not None:
+        dw, db = product.sum(over), dy.sum(over)
+        dy, product = dy * spread(weight, dy), product * spread(weight, dy)
+    level, tilt = dy.sum(axes, keepdim=True) / true.counts, product.sum(axes, keepdim=True) / true.counts
+    dx = torch.addcmul(dy - level, normed, tilt, value=-1.0) * rstd
+    return dx if true.mask is None else dx * true.mask, dw, db
+
+
+class BatchNorm(torch.autograd.Function):
+    """Over the batch and all positions, for each channel; gives the mean and the variance of the batch, too."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, true: Extent, relu: bool
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        x, affine, kernels = x.contiguous(), (weight.contiguous(), bias.contiguous()), kernels_for(x)
+        if kernels is None:
+            counts, axes = true.counts * x.shape[-2], tuple(range(1, x.dim() - 1))
+            known = x if true.valid is None else x * true.valid
+            mean = known.sum(axes) / counts
+            normed = known - spread(mean, x)
+            if true.valid is not None:
+                normed *= true.valid
+            variance = normed.square().sum(axes) / counts
+            rstd = (variance + EPSILON).rsqrt()
+            normed *= spread(rstd, x)
+            shift = spread(bias, x)
+            y = torch.addcmul(shift if true.valid is None else shift * true.valid, normed, spread(weight, x))
+            y = y.relu_() if relu else y
+            ctx.save_for_backward(normed, rstd, weight, y if relu else None, counts)
+        else:
+            y, mean, variance = kernels.batch_norm(_four(x), affine, true.extents, true.columns, relu)
+            ctx.save_for_backward(x, mean, *affine, variance)
+        ctx.settings = true, relu
+        ctx.mark_non_differentiable(mean, variance)
+        return y.view(x.shape), mean, variance
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:  # type: ignore[override]
+        (true, relu), kernels, dy = ctx.settings, kernels_for(dy), dy.contiguous()
+        if kernels is not None:
+            x, mean, weight, bias, variance = ctx.saved_tensors
+            shape = (true.extents, true.columns)
+            found = kernels.batch_norm_backward(_four(dy), _four(x), (weight, bias), mean, variance, shape, relu)
+            return found[0].view(x.shape), found[1], found[2], None, None
+        normed, rstd, weight, y, counts = ctx.saved_tensors
+        if y is not None:
+            dy = dy * (y > 0)
+        if true.valid is not None:
+            dy = dy * true.valid
+        axes = tuple(range(1, dy.dim() - 1))
+        dw, db = (dy * normed).sum(axes), dy.sum(axes)
+        dx = torch.addcmul(dy - spread(db / counts, dy), normed, spread(dw / counts, dy), value=-1.0)
+        dx *= spread(rstd * weight, dy)
+        return dx if true.valid is None else dx * true.valid, dw, db, None, None
+
+
+def _windows(sizes: Sequence[int], kernel: int) -> list[tuple[slice, ...]]:
+    """What each tap sees of positions that are padded by half a kernel on each side, in the order of torch's kernels."""
+    if len(sizes) == 1:
+        return [(slice(i, i + sizes[0]),) for i in range(kernel)]
+    taps = range(kernel)
+    return [(slice(i, i + sizes[0]), slice(j, j + sizes[1])) for i in taps for j in taps]
+
+
+def _padded(x: Tensor, kernel: int) -> Tensor:
+    reach = (kernel // 2, kernel // 2)
+    return F.pad(x, (0, 0, 0, 0, *reach * (x.dim() - 3)))
+
+
+class Patches(torch.autograd.Function):
+    """Each position with its neighbourhood: [V, *sizes, batch, channels] → [V, *sizes, batch, taps · channels]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, kernel: int) -> Tensor:
+        ctx.kernel, kernels = kernel, kernels_for(x)
+        if kernels is not None:
+            found: Tensor = kernels.patches(x.contiguous(), kernel)
+            return found
+        around, sizes = _padded(x, kernel), x.shape[1:-2]
+        return torch.cat([around[:, *window] for window in _windows(sizes, kernel)], -1)
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+        kernel, kernels = ctx.kernel, kernels_for(dy)
+        if kernels is not None:
+            return kernels.patches_backward(dy.contiguous(), kernel), None
+        sizes = dy.shape[1:-2]
+        windows = _windows(sizes, kernel)
+        pieces = dy.chunk(len(windows), -1)
+        around = _padded(torch.zeros_like(pieces[0]), kernel)
+        for window, piece in zip(windows, pieces, strict=True):
+            around[:, *window] += piece
+        return around[:, *windows[len(windows) // 2]].contiguous(), None
+
+
+class Depthwise(torch.autograd.Function):
+    """One filter per channel: x [V, *sizes, batch, channels], weight [V, channels, taps]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, kernel: int) -> Tensor:
+        x, weight, kernels = x.contiguous(), weight.contiguous(), kernels_for(x)
+        ctx.kernel = kernel
+        ctx.save_for_backward(x, weight)
+        if kernels is not None:
+            found: Tensor = kernels.depthwise(x, weight, kernel)
+            return found
+        around, total = _padded(x, kernel), torch.zeros_like(x)
+        for tap, window in enumerate(_windows(x.shape[1:-2], kernel)):
+            total.addcmul_(around[:, *window], spread(weight[:, :, tap], x))
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+        x, weight = ctx.saved_tensors
+        kernel, dy, kernels = ctx.kernel, dy.contiguous(), kernels_for(dy)
+        if kernels is not None:
+            return kernels.depthwise(dy, weight, kernel, back=True), kernels.depthwise_weights(x, dy, kernel), None
+        around, given = _padded(x, kernel), _padded(torch.zeros_like(x), kernel)
+        windows, axes, dw = _windows(x.shape[1:-2], kernel), tuple(range(1, x.dim() - 1)), torch.empty_like(weight)
+        for tap, window in enumerate(windows):
+            dw[:, :, tap] = (around[:, *window] * dy).sum(axes)
+            given[:, *window].addcmul_(dy, spread(weight[:, :, tap], x))
+        return given[:, *windows[len(windows) // 2]].contiguous(), dw, None
+
+
+def taps(weight: Tensor) -> int:
+    """Width of the kernel of weights [V, out, in, *kernel]."""
+    return weight.shape[3] if weight.dim() > 3 else 1
+
+
+def count_of(sizes: Sequence[int]) -> int:
+    return math.prod(sizes)
