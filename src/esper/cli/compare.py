@@ -8,13 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
 from esper.cli.options import claim_file, file_name, pick_workers, refuse_if_it_holds, results_folder
 from esper.cli.terminal import Progress, clock, styled, wide_console, with_interval
+from esper.env.rent import RENT_RATE
 from esper.files import write_whole
+from esper.training.interrupt import interruptible
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import Console
 
     from esper.tasks.family import Family
     from esper.training.comparison import Comparison, Row
@@ -90,7 +96,6 @@ class Compare:
         console: Console,
     ) -> Comparison:
         from esper.training.comparison import compare
-        from esper.training.interrupt import interruptible
 
         with interruptible() as interrupt, Progress(console) as watch:
             return compare(
@@ -150,9 +155,6 @@ def _plot(path: Path, found: Comparison, rows: list[Row], console: Console) -> l
 
 
 def _show(console: Console, found: Comparison, rows: list[Row]) -> None:
-    from rich import box
-    from rich.table import Table
-
     if found.interrupted:
         console.print("Interrupted: this is what was completed.")
     if not rows:
@@ -178,8 +180,6 @@ def _show(console: Console, found: Comparison, rows: list[Row]) -> None:
 
 def _columns(found: Comparison) -> dict[str, Callable[[Row], str]]:
     """Heading → cell of up to three lines, as markup. A column that has nothing to say in any row is left out."""
-    from rich.markup import escape
-
     rule = found.best_rule()
 
     def against_rule(row: Row) -> str:
@@ -206,8 +206,6 @@ def _chance(estimate: Estimate | None) -> str:
 
 
 def _name(row: Row, draws: int) -> str:
-    from rich.markup import escape
-
     star = " *" if row.on_front else ""
     part = f"\n[dim]{row.episodes} of {draws} draws[/dim]" if row.episodes != draws else ""
     head, colon, rest = escape(row.name).partition(": ")
@@ -218,8 +216,6 @@ def _name(row: Row, draws: int) -> str:
 
 
 def _legend(found: Comparison, rows: list[Row]) -> list[str]:
-    from esper.env.rent import RENT_RATE
-
     rule = found.best_rule()
     lines = [
         f"score: test accuracy − {RENT_RATE:g} points per extra host-size of parameters; IQM: its inter-quartile mean",

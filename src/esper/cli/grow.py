@@ -8,6 +8,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
 from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.cli.options import file_name, refuse_if_it_holds, results_folder
 from esper.cli.terminal import fits, show_rows, wide_console
@@ -15,9 +20,6 @@ from esper.env.rent import RENT_RATE
 
 if TYPE_CHECKING:
     from collections.abc import Callable
-
-    from rich.console import Console
-    from rich.table import Table
 
     from esper.engine.eager import EpochRecord
     from esper.lifecycle import Contrast
@@ -144,9 +146,6 @@ class GrowWatch:
         self.control = control_accuracies
 
     def __enter__(self) -> Callable[[EpochRecord, EpochRecord | None], None]:
-        from rich.live import Live
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
         self.bar = Progress(
             TextColumn("growing {task.description}", markup=False),
             BarColumn(),
@@ -170,8 +169,6 @@ class GrowWatch:
         if record.verdict is not None:
             self.console.print(f"epoch {record.epoch + 1} broke and was undone: {record.verdict.message}")
         if self.live:
-            from rich.console import Group
-
             table = self._table(record, control)
             self.live.update(Group(self.bar, table) if fits(self.console, table) else self.bar)
         elif record.epoch % 10 == 9 or record.epoch + 1 == self.epochs:
@@ -181,8 +178,6 @@ class GrowWatch:
             )
 
     def _table(self, record: EpochRecord, control: EpochRecord | None) -> Table:
-        from rich.table import Table
-
         table = Table(box=None, pad_edge=False)
         for name in ("train loss", "val loss", "val accuracy", "not grown", "parameters", *self.task.slots):
             table.add_column(name)

@@ -5,6 +5,13 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 
+from rich.table import Table
+from rich.text import Text
+
+import esper
+from esper.agent.shipped import provenance, shipped_names
+from esper.cli.terminal import wide_console
+
 
 @dataclass(frozen=True)
 class Info:
@@ -16,8 +23,6 @@ class Info:
     def run(self) -> int:
         import torch
 
-        import esper
-        from esper.agent.shipped import provenance, shipped_names
         from esper.growth.blueprints import LAYOUTS, blueprint_names
         from esper.tasks import task_names
         from esper.tasks.family import family_names
@@ -49,12 +54,6 @@ def _layouts(name: str) -> dict[str, str]:
 
 
 def _show(facts: dict[str, object]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from esper.agent.shipped import provenance, shipped_names
-    from esper.cli.terminal import wide_console
-
     console = wide_console()
     console.print(f"esper {facts['version']}, torch {facts['torch']}")
     for key in ("devices", "tasks", "families", "controllers"):

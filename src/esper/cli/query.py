@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from rich.table import Table
+from rich.text import Text
 from tyro.conf import Positional, arg
+
+from esper.cli.terminal import wide_console
 
 Cells = Sequence[object]
 STEPS_BETWEEN_TURNS = 100_000
@@ -118,11 +122,6 @@ def _plain(value: object) -> object:
 
 
 def _print_table(columns: list[str], rows: Iterable[Cells]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from esper.cli.terminal import wide_console
-
     table = Table(box=None, pad_edge=False)
     every = list(rows)
     for i, name in enumerate(columns):

@@ -8,10 +8,17 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 import tyro
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
 
+from esper import __version__
+from esper.agent.policies import LearnedController
+from esper.cli.compare import Compare
 from esper.cli.options import (
     ConfigOptions,
     check_gpu_options,
@@ -24,17 +31,18 @@ from esper.cli.options import (
     pick_workers,
 )
 from esper.cli.terminal import clock, wide_console
+from esper.engine.gc_control import deferred_gc
+from esper.telemetry import sinks
+from esper.telemetry.profiler import profiling
+from esper.telemetry.recorder import FanOut, RunRecorder, StoreRecorder
+from esper.telemetry.store import STORE_NAME, RunStore
+from esper.training.catalogue import policy_file
+from esper.training.interrupt import interruptible
+from esper.training.loop import Trainer, UpdateReport
+from esper.training.own.grow import pick_device
+from esper.training.progress import progress_of
+from esper.training.run_folder import RunFolder
 from esper.training.train_config import PRESETS, TrainConfig
-
-if TYPE_CHECKING:
-    import torch
-    from rich.console import Console
-    from rich.table import Table
-
-    from esper.telemetry.recorder import RunRecorder
-    from esper.telemetry.store import RunStore
-    from esper.training.loop import Trainer, UpdateReport
-    from esper.training.run_folder import RunFolder
 
 CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "tensorboard", "wandb"}
 """A run may go on longer, its files may have moved, and others may watch; anything else would make it another run."""
@@ -69,21 +77,11 @@ class Train(ConfigOptions, TrainConfig):
         elif preset is not None:
             raise ValueError("a resumed run keeps its configuration: leave out --preset")
         else:
-            from esper.training.run_folder import RunFolder
-
             check_input("resume", Path(resume))
             config = RunFolder.open(Path(resume))[1]
         return cls(**{field.name: getattr(config, field.name) for field in fields(config)})
 
     def run(self) -> int:
-        import torch
-
-        from esper.engine.gc_control import deferred_gc
-        from esper.telemetry.recorder import FanOut, StoreRecorder
-        from esper.telemetry.store import STORE_NAME, RunStore
-        from esper.training.loop import Trainer
-        from esper.training.own.grow import pick_device
-
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         console = wide_console(stderr=False)
         device = pick_device(self.device)
@@ -105,10 +103,6 @@ class Train(ConfigOptions, TrainConfig):
 
     def _train(self, console: Console, trainer: Trainer, store: RunStore, undo: ExitStack) -> bool:
         """Whether it went on to the last update."""
-        from esper import __version__
-        from esper.telemetry.profiler import profiling
-        from esper.training.interrupt import interruptible
-
         trainer.resume()
         if trainer.update > trainer.config.updates:
             raise ValueError(f"--updates {self.updates} is too few: the run has made {trainer.update} already")
@@ -133,9 +127,6 @@ class Train(ConfigOptions, TrainConfig):
         """The run's folder, locked; its configuration, which is read and written under the lock; and what removes a new
         run again, unless it is popped. What cannot be used is found out before there is a folder.
         """
-        from esper.agent.policies import LearnedController
-        from esper.training.run_folder import RunFolder
-
         if self.resume is not None:
             folder, _ = RunFolder.open(self.resume)  # refuses what is no run before a lock is made in it
             with folder.lock():
@@ -165,8 +156,6 @@ class Train(ConfigOptions, TrainConfig):
             claim(self.profile)
 
     def _config(self) -> TrainConfig:
-        from esper.training.catalogue import policy_file
-
         if self.ppo.teacher_kl and self.init is None:
             raise ValueError("--teacher-kl needs a teacher: name its checkpoint with --init")
         config = self.config_as(TrainConfig)
@@ -194,10 +183,6 @@ class Train(ConfigOptions, TrainConfig):
 
     def _judge(self, console: Console, folder: RunFolder, config: TrainConfig, workers: int, took: str) -> int:
         """What was learnt: by its returns, and beside the rules on problems that nobody trained on."""
-        from esper.cli.compare import Compare
-        from esper.telemetry.store import STORE_NAME
-        from esper.training.progress import progress_of
-
         episodes = config.updates * config.envs
         console.print(
             f"Trained {config.updates} updates, {episodes} episodes, in {took}: {folder.path}", soft_wrap=True
@@ -235,8 +220,6 @@ def _flat(config: TrainConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _check_sinks(config: TrainConfig) -> None:
-    from esper.telemetry import sinks
-
     if config.tensorboard:
         sinks.tensorboard()
     if config.wandb is not None:
@@ -245,13 +228,9 @@ def _check_sinks(config: TrainConfig) -> None:
 
 def _sinks(folder: Path, config: TrainConfig) -> Iterator[RunRecorder]:
     if config.tensorboard:
-        from esper.telemetry.sinks import TensorBoardSink
-
-        yield TensorBoardSink(folder / "tensorboard")
+        yield sinks.TensorBoardSink(folder / "tensorboard")
     if config.wandb is not None:
-        from esper.telemetry.sinks import WandbSink
-
-        yield WandbSink(config.wandb, name=folder.name, folder=folder, settings=config.to_json())
+        yield sinks.WandbSink(config.wandb, name=folder.name, folder=folder, settings=config.to_json())
 
 
 # -- what a person sees of a run while it goes on ----------------------------------------------------------------------
@@ -276,8 +255,6 @@ class TrainWatch:
         self.reports: list[UpdateReport] = []
 
     def __enter__(self) -> TrainWatch:
-        from rich.live import Live
-
         begun = f"update {self.first + 1} of {self.trainer.config.updates} …"
         self.live = Live(begun, console=self.console, transient=True) if self.console.is_terminal else None
         if self.live:
@@ -306,8 +283,6 @@ class TrainWatch:
         return clock((time.perf_counter() - self.started) / done * remaining)
 
     def _table(self) -> Table:
-        from rich.table import Table
-
         done, total = self.reports[-1].update, self.trainer.config.updates
         rows = [_cells(report) for report in self.reports[-self.ROWS :]]
         judged = any(report.evaluation is not None for report in self.reports)
