@@ -19,6 +19,7 @@ import torch
 
 from esper.agent.shipped import provenance as shipped_facts
 from esper.agent.shipped import shipped_names
+from esper.cli.terminal import SECONDS_BETWEEN_LINES
 from esper.env.rent import RENT_RATE
 from esper.files import write_whole
 from esper.growth.blueprints import LAYOUTS
@@ -151,15 +152,15 @@ def evaluate_static(
     return gather_controls(plans, ran, known, reference)
 
 
-def reporter(title: str, total: int, every: float = 15.0) -> Callable[[Any, Sequence[Any]], None]:
-    """Prints how far a run is, every so many seconds and at its end."""
+def reporter(title: str, total: int) -> Callable[[Any, Sequence[Any]], None]:
+    """Prints how far a run is, now and then and at its end."""
     started = last = time.perf_counter()
     done = 0
 
     def report(_job: Any, results: Sequence[Any]) -> None:
         nonlocal done, last
         done, now = done + len(results), time.perf_counter()
-        if now - last >= every or done == total:
+        if now - last >= SECONDS_BETWEEN_LINES or done == total:
             last = now
             print(f"{now - started:7.0f} s  {title}: {done} of {total} episodes", file=sys.stderr, flush=True)
 

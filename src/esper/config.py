@@ -233,18 +233,18 @@ def read_table(path: Path) -> Any:
         raise ConfigError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
 
 
-def read_small(path: Path) -> str:
-    """The text of a regular file of at most `LARGEST_FILE` bytes."""
+def read_small(path: Path, most: int = LARGEST_FILE) -> str:
+    """The text of a regular file of at most so many bytes."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block without a writer
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(f"it is {special_kind(path) or 'a directory'}, not a file")
         with open(handle, "rb", closefd=False) as file:
-            content = file.read(LARGEST_FILE + 1)
+            content = file.read(most + 1)
     finally:
         os.close(handle)
-    if len(content) > LARGEST_FILE:
-        raise OSError(f"it has more than {LARGEST_FILE:,} bytes")
+    if len(content) > most:
+        raise OSError(f"it has more than {most:,} bytes")
     return content.decode("utf-8")
 
 

@@ -15,7 +15,7 @@ from rich.table import Table
 from esper.actions import BLENDS, Op
 from esper.agent.policies import growth_network_config, save_policy
 from esper.cli.compare import Compare, labelled
-from esper.cli.options import ConfigOptions, claim_file
+from esper.cli.options import ConfigOptions, by_default, claim_file
 from esper.cli.terminal import Progress, wide_console
 from esper.growth.blueprints import blueprint_names
 from esper.offline.agreement import HeadAgreement
@@ -38,8 +38,8 @@ class FromRecording(ConfigOptions):
     No file may be there."""
     compare_episodes: int = 16
     """Held-out problems for the comparison at the end; 0 leaves it out."""
-    task: str | None = None
-    """Family for that comparison; the default is the recording's own."""
+    task: Annotated[str | None, by_default("the recording's own")] = None
+    """Family for that comparison."""
 
     def _learn(self, how: str, recording: Recording, config: Any, method: Callable[..., Learned]) -> int:
         """Learn, write the policy, and show how well it agrees with its teachers and does in the environment."""
@@ -91,8 +91,8 @@ class Clone(FromRecording, CloneConfig):
     """Learn to imitate the controllers of a recording; judge the result by agreement and in the environment."""
 
     out: Path = Path("clone.safetensors")
-    teacher: str | None = None
-    """Imitate this controller only; the default is all that were recorded, alike."""
+    teacher: Annotated[str | None, by_default("all that were recorded, alike")] = None
+    """Imitate this controller only."""
 
     def run(self) -> int:
         recording = read(self.recording, growth_schema())

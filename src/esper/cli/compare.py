@@ -6,14 +6,14 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich import box
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from esper.cli.options import claim_file, file_name, pick_workers, refuse_if_it_holds, results_folder
+from esper.cli.options import by_default, claim_file, file_name, pick_workers, refuse_if_it_holds, results_folder
 from esper.cli.terminal import Progress, clock, styled, wide_console, with_interval
 from esper.env.rent import RENT_RATE
 from esper.files import write_whole
@@ -40,13 +40,12 @@ class Compare:
     """Held-out draws; every controller works on all of them."""
     seed: int = 0
     """Another seed, other draws."""
-    workers: int | None = None
-    """Processes that share the work; the default is one per CPU core, or one with a GPU. The results do not change."""
+    workers: Annotated[int | None, by_default("one per CPU core; one with a GPU")] = None
+    """Processes that share the work. The results do not change."""
     controls: bool = True
     """Also train static networks: wider hosts, and the best controller's final networks from scratch."""
-    out: Path | None = None
-    """Folder for the table as JSON and the plot, without an earlier comparison in it; the default is
-    compared/TASK-SEED, or compared/TASK-SEED-2 and so on."""
+    out: Annotated[Path | None, by_default("compared/TASK-SEED, or the same with -2, -3, … after it")] = None
+    """Folder for the table as JSON and the plot, without an earlier comparison in it."""
     json: str | None = None
     """Also write the JSON to this file, whatever it held; - is the standard output, in place of the table."""
     data_dir: Path | None = None

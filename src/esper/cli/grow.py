@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console, Group
 from rich.live import Live
@@ -14,7 +14,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
-from esper.cli.options import file_name, refuse_if_it_holds, results_folder
+from esper.cli.options import by_default, file_name, refuse_if_it_holds, results_folder
 from esper.cli.terminal import fits, show_rows, wide_console
 from esper.env.rent import RENT_RATE
 
@@ -40,21 +40,20 @@ class Grow:
 
     task: str = "mnist1d"
     """What to learn; `esper info` lists the tasks. Or a family of problems (mixed, mixed/vector, natural)."""
-    draw: int | None = None
-    """Number of the held-out problem of a family, which brings its own data, host, epochs and limits; 0 if not given.
-    The same numbers are those of `esper compare`."""
+    draw: Annotated[int | None, by_default("0")] = None
+    """Number of the held-out problem of a family, which brings its own data, host, epochs and limits. The same
+    numbers are those of `esper compare`."""
     controller: str = DEFAULT_CONTROLLER
     """Who decides: none, random, schedule, heuristic, a learned one by name (`esper info` lists them), or the path of a
     .toml, a checkpoint, or a run."""
-    epochs: int | None = None
-    """Epochs of training; the controller acts once per epoch. The default is 40, or what the family's problem has."""
+    epochs: Annotated[int | None, by_default(f"{EPOCHS}, or what the family's problem has")] = None
+    """Epochs of training; the controller acts once per epoch."""
     seed: int = 0
     """Decides the data split, the host's start, its minibatches and its seeds."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
-    out: Path | None = None
-    """Folder for the results, which must not hold a grown model yet. The default is a new one every time:
-    grown/TASK-CONTROLLER-SEED or grown/TASK-CONTROLLER-draw-DRAW, then the same with -2, -3, … after it."""
+    out: Annotated[Path | None, by_default("grown/TASK-CONTROLLER-SEED or -draw-DRAW, or with -2, … after it")] = None
+    """Folder for the results, which must not hold a grown model yet."""
     param_budget: int | None = None
     """Most parameters that the grown network may have."""
     max_seeds: int | None = None

@@ -6,12 +6,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from esper.cli.options import claim, pick_workers
+from esper.cli.options import by_default, claim, pick_workers
 from esper.cli.terminal import Progress, wide_console
 from esper.training.interrupt import interruptible
 
@@ -40,8 +40,8 @@ class Record:
     """Another seed, other problems."""
     out: Path = Path("recording")
     """Folder of the recording; it is made, or added to."""
-    workers: int | None = None
-    """Processes that share the work; the default is one per CPU core. The episodes do not change."""
+    workers: Annotated[int | None, by_default("one per CPU core")] = None
+    """Processes that share the work. The episodes do not change."""
 
     def run(self) -> int:
         import torch

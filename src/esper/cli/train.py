@@ -21,6 +21,7 @@ from esper.agent.policies import LearnedController
 from esper.cli.compare import Compare
 from esper.cli.options import (
     ConfigOptions,
+    by_default,
     check_gpu_options,
     check_input,
     claim,
@@ -54,15 +55,14 @@ class Train(ConfigOptions, TrainConfig):
 
     preset: Literal["demo", "mixed", "mnist1d", "cifar10", "text"] = "mixed"
     """A complete configuration, which the other options change; with --preset NAME --help, its values are shown."""
-    run_dir: Annotated[Path | None, tyro.conf.arg(name="run")] = None
-    """Folder of the run; the default is runs/TASK-SEED."""
+    run_dir: Annotated[Path | None, tyro.conf.arg(name="run"), by_default("runs/TASK-SEED")] = None
+    """Folder of the run."""
     resume: Path | None = None
     """Continue the run in this folder, exactly where it stopped."""
     device: str = "auto"
     """cpu, cuda, …; auto is a GPU if there is one."""
-    workers: int | None = None
-    """Processes that share the environments; the default is one per CPU core. On a GPU one plays all of them. The
-    results do not change."""
+    workers: Annotated[int | None, by_default("one per CPU core; one on a GPU")] = None
+    """Processes that share the environments. The results do not change."""
     profile: Path | None = None
     """Write torch profiler traces of the first updates to this folder."""
 

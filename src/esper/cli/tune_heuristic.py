@@ -6,12 +6,12 @@ import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console
 from rich.table import Table
 
-from esper.cli.options import claim_file, pick_workers
+from esper.cli.options import by_default, claim_file, pick_workers
 from esper.cli.terminal import Progress, styled, wide_console, with_interval
 from esper.files import write_whole
 from esper.training.interrupt import interruptible
@@ -33,8 +33,8 @@ class TuneHeuristic:
     """Decides the candidates and the draws."""
     episodes: int = 16
     """Held-out draws on which the choice and the default settings are judged."""
-    workers: int | None = None
-    """Processes that share the work; the default is one per CPU core, or one with a GPU. The choice does not change."""
+    workers: Annotated[int | None, by_default("one per CPU core; one with a GPU")] = None
+    """Processes that share the work. The choice does not change."""
     out: Path = Path("heuristic.toml")
     """Where to write the settings: a controller for --controller and --controllers. No file may be there."""
     json: bool = False

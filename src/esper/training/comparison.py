@@ -27,7 +27,7 @@ from esper.training.controls import (
     gather_controls,
     static_widths,
 )
-from esper.training.evaluation import BATCH, PASSES, EpisodeResult, Job, Results, jobs_for, run_jobs
+from esper.training.evaluation import PASSES, EpisodeResult, Job, Results, jobs_for, run_jobs
 from esper.training.statistics import (
     Estimate,
     Floats,
@@ -109,7 +109,6 @@ def compare(
     *,
     controls: bool = True,
     workers: int = 1,
-    batch: int = BATCH,
     device: torch.device | str = "cpu",
     progress: OnProgress | None = None,
     stop: Callable[[], bool] = lambda: False,
@@ -118,7 +117,7 @@ def compare(
     started = time.perf_counter()
     meter = _Meter(progress, len(numbers) * (len(controllers) + (CONTROLS_EXPECTED if controls else 0)))
     made = {label: make_controller(who) if isinstance(who, str) else who for label, who in controllers.items()}
-    jobs = jobs_for(family, controllers, numbers, batch=batch)
+    jobs = jobs_for(family, controllers, numbers)
     results = run_jobs(jobs, workers=workers, device=device, progress=meter.note, stop=stop)
     found = Comparison(
         family=family if isinstance(family, str) else family.name,
@@ -186,7 +185,7 @@ def _plan(found: Comparison) -> tuple[dict[str, Plan], dict[tuple[int, Static], 
 # -- from results to rows -------------------------------------------------------------------------------------------
 
 
-def summarise(found: Comparison, *, seed: int = 0) -> list[Row]:
+def summarise(found: Comparison) -> list[Row]:
     """One row per controller on the draws that all of them completed, then one per control."""
     numbers = found.common
     if not numbers:
@@ -202,7 +201,7 @@ def summarise(found: Comparison, *, seed: int = 0) -> list[Row]:
     rule = found.best_rule()
     rivals = (none, found.controllers[rule] if rule is not None else {})
     return [
-        _row(name, results, is_control, found, rivals, i in front, seed)
+        _row(name, results, is_control, found, rivals, i in front)
         for i, (name, results, is_control) in enumerate(named)
     ]
 
@@ -214,7 +213,6 @@ def _row(
     found: Comparison,
     rivals: tuple[Mapping[int, EpisodeResult], Mapping[int, EpisodeResult]],
     on_front: bool,
-    seed: int,
 ) -> Row:
     scores = [result.score for result in results.values()]
     to_none, to_rule = (_differences(results, rival) for rival in rivals)
@@ -224,17 +222,17 @@ def _row(
         name=name,
         is_control=is_control,
         episodes=len(results),
-        test_accuracy=bootstrap([result.test_accuracy for result in results.values()], seed=seed),
+        test_accuracy=bootstrap([result.test_accuracy for result in results.values()]),
         parameters_ratio=_ratio(results, "parameters"),
         flops_ratio=_ratio(results, "flops"),
         training_flops_ratio=float(np.mean([r.training_flops / host_training_flops(r) for r in results.values()])),
-        score=bootstrap(scores, seed=seed),
-        score_iqm=bootstrap(scores, interquartile_mean, seed=seed),
-        vs_none=None if to_none is None else bootstrap(to_none, mean, seed=seed),
-        better_than_none=None if to_none is None else bootstrap(to_none, share_above_zero, seed=seed),
-        vs_best_rule=None if to_rule is None else bootstrap(to_rule, mean, seed=seed),
-        better_than_best_rule=None if to_rule is None else bootstrap(to_rule, share_above_zero, seed=seed),
-        regret=bootstrap(known_regrets, seed=seed) if known_regrets else None,
+        score=bootstrap(scores),
+        score_iqm=bootstrap(scores, interquartile_mean),
+        vs_none=None if to_none is None else bootstrap(to_none, mean),
+        better_than_none=None if to_none is None else bootstrap(to_none, share_above_zero),
+        vs_best_rule=None if to_rule is None else bootstrap(to_rule, mean),
+        better_than_best_rule=None if to_rule is None else bootstrap(to_rule, share_above_zero),
+        regret=bootstrap(known_regrets) if known_regrets else None,
         seeds_kept=float(np.mean([len(result.kept) for result in results.values()])),
         governed=sum(result.governor is not None for result in results.values()),
         on_front=on_front,

@@ -17,7 +17,7 @@ from esper.engine.measure import Loss
 from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.prepare import decay_over, task_learner
 from esper.env.rent import RENT_RATE, check_rent
-from esper.errors import first_line
+from esper.errors import refused
 from esper.growth.attach import attach, check_model
 from esper.growth.model import GrowingModel
 from esper.growth.plain import check_exportable, copied
@@ -199,9 +199,6 @@ def pick_device(device: str | torch.device) -> torch.device:
     """`auto` is a GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        picked = torch.device(device)
-        torch.zeros(1, device=picked)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {str(device)!r} cannot be used here: {first_line(error)}") from error
-    return picked
+    with refused(ValueError, f"device {str(device)!r} cannot be used here", RuntimeError, AssertionError):
+        torch.zeros(1, device=device)
+        return torch.device(device)
