@@ -25,6 +25,7 @@ import torch
 
 from esper.actions import Action, Op
 from esper.agent.shipped import DEFAULT_CONTROLLER
+from esper.cli.terminal import Progress, wide_console
 from esper.engine.eager import EpochRecord
 from esper.env.growth_env import GrowthEnv
 from esper.env.situation import Situation, SlotView
@@ -36,7 +37,7 @@ from esper.training.own.history import History
 from esper.training.plots import plot_history
 from esper.training.workers import in_processes
 from results.markdown import page_of, plain, share, signed, table
-from results.measure import ROOT, reporter
+from results.measure import ROOT
 from results.plots import draw_choices, draw_timing
 
 BATCH = 4
@@ -167,10 +168,11 @@ def _points(contrast: Contrast | None) -> str:
 
 def played(controller: str, numbers: Sequence[int], workers: int) -> dict[int, Episode]:
     jobs = [tuple(numbers[i : i + BATCH]) for i in range(0, len(numbers), BATCH)]
-    report, found = reporter(controller, len(numbers)), dict[int, Episode]()
-    for job, episodes in in_processes(partial(play, controller, "mixed"), jobs, workers):
-        found |= episodes
-        report(job, job)
+    found: dict[int, Episode] = {}
+    with Progress(wide_console(stderr=True)) as watch:
+        for _, episodes in in_processes(partial(play, controller, "mixed"), jobs, workers):
+            found |= episodes
+            watch.note(len(found), len(numbers), controller)
     return dict(sorted(found.items()))
 
 

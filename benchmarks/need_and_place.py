@@ -24,6 +24,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import numpy as np
 import torch
 
+from esper.cli.terminal import Progress, wide_console
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.measure import evaluate, gather
 from esper.engine.prepare import task_learner
@@ -40,7 +41,7 @@ from esper.tasks.mixed import KINDS
 from esper.training.own.run import settle
 from esper.training.workers import in_processes
 from results.markdown import table
-from results.measure import ROOT, reporter
+from results.measure import ROOT
 
 GERMINATE = 2  # epoch
 NONE = "none"
@@ -341,10 +342,11 @@ def measure(wanted: dict[str, Sequence[int]], seeds: int, workers: int) -> dict[
         for name in schedules(model)
         for seed in range(seeds)
     )
-    report, done = reporter("need and place", len(jobs)), dict[Job, Run]()
-    for job, one in in_processes(run, list(jobs), workers):
-        done[job] = one
-        report(job, [one])
+    done: dict[Job, Run] = {}
+    with Progress(wide_console(stderr=True), "runs") as watch:
+        for job, one in in_processes(run, list(jobs), workers):
+            done[job] = one
+            watch.note(len(done), len(jobs), job[2])
     return done
 
 

@@ -108,12 +108,16 @@ def compare(
     numbers: Sequence[int],
     *,
     controls: bool = True,
+    scratch_of: str | None = None,
     workers: int = 1,
     device: torch.device | str = "cpu",
     progress: OnProgress | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Comparison:
-    """Run the controllers on held-out draws, then the controls that their results call for."""
+    """Run the controllers on held-out draws, then the controls that their results call for.
+
+    `scratch_of`: whose networks are trained from scratch; the default is the best growing controller's.
+    """
     started = time.perf_counter()
     meter = _Meter(progress, len(numbers) * (len(controllers) + (CONTROLS_EXPECTED if controls else 0)))
     made = {label: make_controller(who) if isinstance(who, str) else who for label, who in controllers.items()}
@@ -126,7 +130,7 @@ def compare(
         rules=frozenset(label for label, controller in made.items() if isinstance(controller, RuleController)),
     )
     if controls and not stop():
-        found = replace(found, scratch_of=best_growing(found))
+        found = replace(found, scratch_of=scratch_of or best_growing(found))
         plans, known = _plan(found)
         jobs = control_jobs(family, plans, known)
         meter.total, meter.phase = meter.done + len(jobs), "static controls"
@@ -216,7 +220,7 @@ def _row(
 ) -> Row:
     scores = [result.score for result in results.values()]
     to_none, to_rule = (_differences(results, rival) for rival in rivals)
-    regrets = [capacity_regret(result, _widths(found, number)) for number, result in results.items()]
+    regrets = [capacity_regret(result, static_hosts(found, number)) for number, result in results.items()]
     known_regrets = [regret for regret in regrets if regret is not None]
     return Row(
         name=name,
@@ -248,7 +252,7 @@ def _differences(results: Mapping[int, EpisodeResult], rival: Mapping[int, Episo
     return found if len(found) else None
 
 
-def _widths(found: Comparison, number: int) -> list[EpisodeResult]:
+def static_hosts(found: Comparison, number: int) -> list[EpisodeResult]:
     """The draw's own host and the wider ones, not grown."""
     static = [results for name, results in found.controls.items() if name.startswith("static ×")]
     return [results[number] for results in (found.controllers.get("none", {}), *static) if number in results]
