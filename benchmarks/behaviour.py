@@ -8,7 +8,6 @@ Plays held-out draws of `mixed` and writes docs/behaviour.md with pictures in do
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
@@ -22,6 +21,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+import tyro
 
 from esper.actions import Action, Op
 from esper.agent.shipped import DEFAULT_CONTROLLER
@@ -328,20 +328,20 @@ def story(number: int, episode: Episode, none: Episode) -> list[str]:
     return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("controller", nargs="?", default=DEFAULT_CONTROLLER, help="a name, a checkpoint, a run")
-    parser.add_argument("--draws", type=int, default=60)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where behaviour.md and images/ go")
-    options = parser.parse_args()
-    make_controller(options.controller)
-    numbers = comparison_draws(options.draws)
-    learned, none = (played(name, numbers, options.workers) for name in (options.controller, "none"))
+def main(
+    controller: tyro.conf.Positional[str] = DEFAULT_CONTROLLER,
+    draws: int = 60,
+    workers: int = 1,
+    docs: Path = ROOT / "docs",
+) -> None:
+    """`controller` is a name, a checkpoint or a run; behaviour.md and images/ go to `docs`."""
+    make_controller(controller)
+    numbers = comparison_draws(draws)
+    learned, none = (played(name, numbers, workers) for name in (controller, "none"))
     command = shlex.join(["python", "benchmarks/behaviour.py", *sys.argv[1:]])
-    (options.docs / "behaviour.md").write_text(page(learned, none, command, options.docs), "utf-8")
-    print(f"Written: {options.docs / 'behaviour.md'}")
+    (docs / "behaviour.md").write_text(page(learned, none, command, docs), "utf-8")
+    print(f"Written: {docs / 'behaviour.md'}")
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -2,10 +2,10 @@
 
     python benchmarks/offline.py [toy] [clone] [warm] [iql] [--work FOLDER]
 
-toy    IQL against cloning on the op-conditional toy task, the same noisy mixture of teachers, paired by seed
-clone  the heuristic cloned on mixed/vector: agreement per head, and score beside the teacher on held-out draws
-warm   PPO from that clone against PPO from scratch: env-steps until the cold start's final return, three seeds
-iql    IQL and cloning from a noisy mixture on mnist1d, in the environment
+    toy    IQL against cloning on the op-conditional toy task, the same noisy mixture of teachers, paired by seed
+    clone  the heuristic cloned on mixed/vector: agreement per head, and score beside the teacher on held-out draws
+    warm   PPO from that clone against PPO from scratch: env-steps until the cold start's final return, three seeds
+    iql    IQL and cloning from a noisy mixture on mnist1d, in the environment
 
 Recordings, policies and results are kept in the work folder (default build/offline) and used again. With no name all
 four are run, about an hour on one core. Nothing here is asserted: it prints what it found, with intervals.
@@ -13,15 +13,16 @@ four are run, about an hour on one core. Nothing here is asserted: it prints wha
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
+import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "agent"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "offline"))
@@ -212,17 +213,15 @@ def iql_mnist1d(work: Path) -> None:
 PARTS = {"toy": toy, "clone": clone_heuristic, "warm": warm_start, "iql": iql_mnist1d}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure; nothing is everything")
-    parser.add_argument("--work", type=Path, default=Path("build/offline"))
-    options = parser.parse_args()
+def main(
+    parts: tyro.conf.Positional[tuple[Literal["toy", "clone", "warm", "iql"], ...]] = (),
+    work: Path = Path("build/offline"),
+) -> None:
     torch.set_num_threads(1)
-    options.work.mkdir(parents=True, exist_ok=True)
-    for name in options.parts or PARTS:
-        PARTS[name](options.work)
-    return 0
+    work.mkdir(parents=True, exist_ok=True)
+    for name in parts or PARTS:
+        PARTS[name](work)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tyro.cli(main, description=__doc__)

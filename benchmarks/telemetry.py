@@ -1,6 +1,6 @@
 """What recording costs: the same training run with its store and without, and the parts of it one by one.
 
-    python benchmarks/telemetry.py [--task mixed/vector] [--envs 8] [--updates 2] [--pairs 4] [--json]
+    python benchmarks/telemetry.py [--task mixed/vector] [--envs 8] [--updates 2] [--pairs 4]
 
 The run is real: growing networks, agent, checkpoints. With the store: every decision, transition, episode and metric at
 the default level, and the anomaly check. Without: none of these is even made. Otherwise both do the same work (final
@@ -14,8 +14,6 @@ same run, which other jobs slow down as a whole.
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -27,6 +25,7 @@ from time import perf_counter, process_time
 from unittest.mock import patch
 
 import torch
+import tyro
 
 from esper.actions import Action, Effect, Op
 from esper.agent.metrics import METRICS as AGENT_METRICS
@@ -219,23 +218,12 @@ def whole(config: TrainConfig, pairs: int) -> dict[str, float]:
     return facts
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default="mixed/vector")
-    parser.add_argument("--envs", type=int, default=8)
-    parser.add_argument("--updates", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=4)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+def main(task: str = "mixed/vector", envs: int = 8, updates: int = 2, pairs: int = 4) -> None:
     torch.set_num_threads(1)
-    config = TrainConfig(task=options.task, envs=options.envs, updates=options.updates, evaluate_every=0)
-    facts = parts() | whole(config, options.pairs)
-    if options.json:
-        print(json.dumps(facts, indent=1))
-    else:
-        for name, value in facts.items():
-            print(f"{name:<45} {value:10.3f}")
+    config = TrainConfig(task=task, envs=envs, updates=updates, evaluate_every=0)
+    for name, value in (parts() | whole(config, pairs)).items():
+        print(f"{name:<45} {value:10.3f}")
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -10,7 +10,6 @@ import re
 import shlex
 import sys
 import time
-from argparse import Namespace
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -80,20 +79,19 @@ def measure_transfer(controllers: Controllers, episodes: int, workers: int, out:
         write(out, content)
 
 
-def measure_cifar(controllers: Controllers, options: Namespace, out: Path) -> None:
+def measure_cifar(controllers: Controllers, data_dir: Path, setting: Mapping[str, Any], out: Path) -> None:
     """CIFAR-10 with its whole training set, for a GPU. Each result is written when it is there.
 
     A repeated command adds what is missing, and what another learned controller made is replaced.
     """
-    setting = {name: getattr(options, name) for name in ("device", "seeds", "horizon", "updates", "room", "max_seeds")}
-    setting |= {"data_dir": options.data_dir.name}
+    setting = {**setting, "data_dir": data_dir.name}
     content = read(out) or {"format": FORMAT, "part": "cifar", "setting": setting, "hosts": {}}
     if content["setting"] != setting:
         raise SystemExit(f"{out} was begun with other settings ({content['setting']}): name another --out")
     rule = FixedSchedule(DEPTHWISE, [Planting(2, "*", dict.fromkeys(LAYOUTS, "depthwise"))])
-    seeds = range(options.seeds)
+    seeds, device = range(setting["seeds"]), setting["device"]
     for kernel in KERNELS:
-        family = Photographs(options, kernel)
+        family = Photographs(data_dir, setting, kernel)
         host = content["hosts"].setdefault(family.name, {"draws": [], "episodes": {}, "made": {}})
         for label, who in {**controllers, DEPTHWISE: rule}.items():
             started = time.perf_counter()
@@ -101,11 +99,11 @@ def measure_cifar(controllers: Controllers, options: Namespace, out: Path) -> No
             if label in host["made"] and host["made"][label].get("learned_sha256") == made.get("learned_sha256"):
                 print(f"{family.name}, {label}: there already", file=sys.stderr)
                 continue
-            found = run_jobs(jobs_for(family, {label: who}, seeds, batch=len(seeds)), device=options.device)
+            found = run_jobs(jobs_for(family, {label: who}, seeds, batch=len(seeds)), device=device)
             host["draws"] = host["draws"] or draws(found[label])
             if label == LEARNED:
                 plans = {SCRATCH: from_scratch(found[LEARNED], "epochs")}
-                ran = run_jobs(control_jobs(family, plans, {}), device=options.device)
+                ran = run_jobs(control_jobs(family, plans, {}), device=device)
                 found |= gather_controls(plans, ran, {}, found[LEARNED])
             made |= {"wall_seconds": round(time.perf_counter() - started, 1)}
             for name, results in found.items():
