@@ -64,6 +64,7 @@ class Compare:
         from esper.tasks.family import family_of
         from esper.training.comparison import summarise, to_json
         from esper.training.own.grow import pick_device
+        from esper.training.plots import drawn, plot_comparison
 
         refuse_if_it_holds(self.out, ("comparison.json",), "a comparison")
         numbers = comparison_draws(self.episodes, self.seed)
@@ -79,7 +80,11 @@ class Compare:
             rows = summarise(found)
             facts = to_json(found, rows)
             written = _write(out, self.json, facts)
-        written += _plot(out / "comparison.png", found, rows, console)
+        picture = out / "comparison.png"
+        if rows and (problem := drawn(plot_comparison, picture, found, rows)):
+            console.print(f"note: {problem}")
+        elif rows:
+            written.append(str(picture))
         if self.json == "-":
             print(json.dumps(facts, indent=1))
         _show(console, found, rows)
@@ -135,19 +140,6 @@ def _write(out: Path, also: str | None, facts: dict[str, Any]) -> list[str]:
         return [str(kept)]
     Path(str(also)).write_text(text, "utf-8")  # as it is, because it may be a pipe or a link
     return [str(kept), str(also)]
-
-
-def _plot(path: Path, found: Comparison, rows: list[Row], console: Console) -> list[str]:
-    from esper.training.plots import PlotUnavailableError, plot_comparison
-
-    if not rows:
-        return []
-    try:
-        plot_comparison(path, found, rows)
-    except PlotUnavailableError as error:
-        console.print(f"note: {error}")
-        return []
-    return [str(path)]
 
 
 # -- the table --------------------------------------------------------------------------------------------------------

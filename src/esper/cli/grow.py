@@ -9,18 +9,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 from rich.console import Console, Group
-from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.cli.options import by_default, file_name, refuse_if_it_holds, results_folder
-from esper.cli.terminal import fits, show_rows, wide_console
+from esper.cli.terminal import Watch, fits, show_rows, wide_console
 from esper.env.rent import RENT_RATE
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from esper.engine.eager import EpochRecord
     from esper.lifecycle import Contrast
     from esper.tasks.family import Draw
@@ -75,6 +72,7 @@ class Grow:
 
         from esper.training.catalogue import make_controller
         from esper.training.own.grow import grow_task, pick_device
+        from esper.training.plots import drawn, plot_history
 
         refuse_if_it_holds(self.out, MODEL_FILES, "a grown model")
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
@@ -98,7 +96,9 @@ class Grow:
                     on_remark=partial(note, console),
                 )
             remarks = [*grown.remarks, *grown.save(out).warnings]
-        remarks += plot(out / "growth.png", grown, control_accuracies, task)
+        title = f"{task.name}: {task.description}; controller: {grown.history.controller}"
+        if missing := drawn(plot_history, out / "growth.png", grown.history, control_accuracies, title):
+            remarks.append(missing)
         if self.json:
             print(json.dumps(facts_of(grown, task, out), indent=2))
         else:
@@ -137,31 +137,17 @@ class Grow:
 # -- what a person sees of a network while it grows, and when it has grown ---------------------------------------------
 
 
-class GrowWatch:
+class GrowWatch(Watch):
     """A live table while a person watches; a line every few epochs when the output goes to a file."""
 
     def __init__(self, console: Console, task: Task, epochs: int, control_accuracies: list[float]) -> None:
-        self.console, self.task, self.epochs = console, task, epochs
-        self.control = control_accuracies
+        what = TextColumn("growing {task.description}", markup=False)
+        self.bar = Progress(what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.job = self.bar.add_task(task.name, total=epochs)
+        super().__init__(console, self.bar)
+        self.task, self.epochs, self.control = task, epochs, control_accuracies
 
-    def __enter__(self) -> Callable[[EpochRecord, EpochRecord | None], None]:
-        self.bar = Progress(
-            TextColumn("growing {task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        self.job = self.bar.add_task(self.task.name, total=self.epochs)
-        self.live = Live(self.bar, console=self.console, transient=True) if self.console.is_terminal else None
-        if self.live:
-            self.live.start()
-        return self.on_epoch
-
-    def __exit__(self, *error: object) -> None:
-        if self.live:
-            self.live.stop()
-
-    def on_epoch(self, record: EpochRecord, control: EpochRecord | None) -> None:
+    def __call__(self, record: EpochRecord, control: EpochRecord | None) -> None:
         if control is not None:
             self.control.append(control.measured.accuracy)
         self.bar.advance(self.job)
@@ -189,17 +175,6 @@ class GrowWatch:
             *(f"{stage.name.lower()} {alpha:.2f}" for stage, alpha in zip(record.stages, record.alphas, strict=True)),
         )
         return table
-
-
-def plot(path: Path, grown: Grown, control: list[float], task: Task) -> list[str]:
-    from esper.training.plots import PlotUnavailableError, plot_history
-
-    try:
-        title = f"{task.name}: {task.description}; controller: {grown.history.controller}"
-        plot_history(path, grown.history, control, title=title)
-    except PlotUnavailableError as error:
-        return [str(error)]
-    return []
 
 
 def facts_of(grown: Grown, task: Task, out: Path) -> dict[str, Any]:

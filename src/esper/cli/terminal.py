@@ -5,10 +5,11 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
@@ -67,6 +68,23 @@ def show_rows(
         console.print(Text(first, "bold"))
         for heading, cell in zip(headings[1:], rest, strict=True):
             console.print(Padding(Text(f"{heading}: {cell}"), (0, 0, 0, 2)))
+
+
+class Watch:
+    """A live display for a person, of work that goes on; nothing where the output goes to a file."""
+
+    def __init__(self, console: Console, first: RenderableType) -> None:
+        self.console = console
+        self.live = Live(first, console=console, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live:
+            self.live.stop()
 
 
 class Progress:

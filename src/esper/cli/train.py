@@ -13,7 +13,6 @@ from typing import Annotated, Any, ClassVar, Literal
 import torch
 import tyro
 from rich.console import Console
-from rich.live import Live
 from rich.table import Table
 
 from esper import __version__
@@ -31,7 +30,7 @@ from esper.cli.options import (
     option_name,
     pick_workers,
 )
-from esper.cli.terminal import clock, wide_console
+from esper.cli.terminal import Watch, clock, wide_console
 from esper.engine.gc_control import deferred_gc
 from esper.telemetry import sinks
 from esper.telemetry.profiler import profiling
@@ -244,27 +243,19 @@ HEADINGS = {
 """In two lines, so that a terminal of 80 columns has room for all."""
 
 
-class TrainWatch:
+class TrainWatch(Watch):
     """A live table of the last updates for a person; a line per update in a file."""
 
     ROWS = 8
 
     def __init__(self, console: Console, trainer: Trainer) -> None:
-        self.console, self.trainer = console, trainer
-        self.started, self.first = time.perf_counter(), trainer.update
+        super().__init__(console, f"update {trainer.update + 1} of {trainer.config.updates} …")
+        self.trainer, self.started, self.first = trainer, time.perf_counter(), trainer.update
         self.reports: list[UpdateReport] = []
 
-    def __enter__(self) -> TrainWatch:
-        begun = f"update {self.first + 1} of {self.trainer.config.updates} …"
-        self.live = Live(begun, console=self.console, transient=True) if self.console.is_terminal else None
-        if self.live:
-            self.live.start()
-        return self
-
     def __exit__(self, *error: object) -> None:
-        if self.live:
-            self.live.stop()
-        if self.console.is_terminal and self.reports:
+        super().__exit__(*error)
+        if self.live and self.reports:
             self.console.print(self._table())
 
     def __call__(self, report: UpdateReport) -> None:
