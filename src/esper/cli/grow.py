@@ -16,10 +16,10 @@ from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.cli.options import by_default, file_name, refuse_if_it_holds, results_folder
 from esper.cli.terminal import Watch, fits, show_rows, wide_console
 from esper.env.rent import RENT_RATE
+from esper.lifecycle import Contrast
 
 if TYPE_CHECKING:
     from esper.engine.eager import EpochRecord
-    from esper.lifecycle import Contrast
     from esper.tasks.family import Draw
     from esper.tasks.registry import Task
     from esper.training.own.history import History, SeedStory

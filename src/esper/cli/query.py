@@ -112,13 +112,10 @@ def _print_json(columns: list[str], rows: Iterable[Cells]) -> None:
 
     separator = "["
     for row in rows:
-        print(separator + "\n  " + to_json(dict(zip(columns, map(_plain, row), strict=True))), end="")
+        cells = (value.hex() if isinstance(value, bytes) else value for value in row)
+        print(separator + "\n  " + to_json(dict(zip(columns, cells, strict=True))), end="")
         separator = ","
     print("\n]" if separator == "," else "[]")
-
-
-def _plain(value: object) -> object:
-    return value.hex() if isinstance(value, bytes) else value
 
 
 def _print_table(columns: list[str], rows: Iterable[Cells]) -> None:

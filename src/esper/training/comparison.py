@@ -119,7 +119,8 @@ def compare(
     `scratch_of`: whose networks are trained from scratch; the default is the best growing controller's.
     """
     started = time.perf_counter()
-    meter = _Meter(progress, len(numbers) * (len(controllers) + (CONTROLS_EXPECTED if controls else 0)))
+    expected = len(numbers) * (len(controllers) + (CONTROLS_EXPECTED if controls else 0))
+    meter = _Meter(progress or (lambda done, total, what: None), expected)
     made = {label: make_controller(who) if isinstance(who, str) else who for label, who in controllers.items()}
     jobs = jobs_for(family, controllers, numbers)
     results = run_jobs(jobs, workers=workers, device=device, progress=meter.note, stop=stop)
@@ -142,14 +143,12 @@ def compare(
 class _Meter:
     """Counts episodes for whoever watches."""
 
-    def __init__(self, progress: OnProgress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, total, 0
-        self.phase: str | None = None
+    def __init__(self, progress: OnProgress, total: int) -> None:
+        self.progress, self.total, self.done, self.phase = progress, total, 0, ""
 
     def note(self, job: Job, results: list[EpisodeResult]) -> None:
         self.done += len(results)
-        if self.progress is not None:
-            self.progress(self.done, max(self.total, self.done), self.phase or job.label)
+        self.progress(self.done, max(self.total, self.done), self.phase or job.label)
 
 
 def best_growing(found: Comparison) -> str | None:
