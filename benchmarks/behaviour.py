@@ -8,7 +8,6 @@ Plays held-out draws of `mixed` and writes docs/behaviour.md with pictures in do
 
 from __future__ import annotations
 
-import argparse
 import os
 import shlex
 import sys
@@ -22,9 +21,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+import tyro
 
 from esper.actions import Action, Op
 from esper.agent.shipped import DEFAULT_CONTROLLER
+from esper.cli.terminal import Progress, wide_console
 from esper.engine.eager import EpochRecord
 from esper.env.growth_env import GrowthEnv
 from esper.env.situation import Situation, SlotView
@@ -36,7 +37,7 @@ from esper.training.own.history import History
 from esper.training.plots import plot_history
 from esper.training.workers import in_processes
 from results.markdown import page_of, plain, share, signed, table
-from results.measure import ROOT, reporter
+from results.measure import ROOT
 from results.plots import draw_choices, draw_timing
 
 BATCH = 4
@@ -167,10 +168,11 @@ def _points(contrast: Contrast | None) -> str:
 
 def played(controller: str, numbers: Sequence[int], workers: int) -> dict[int, Episode]:
     jobs = [tuple(numbers[i : i + BATCH]) for i in range(0, len(numbers), BATCH)]
-    report, found = reporter(controller, len(numbers)), dict[int, Episode]()
-    for job, episodes in in_processes(partial(play, controller, "mixed"), jobs, workers):
-        found |= episodes
-        report(job, job)
+    found: dict[int, Episode] = {}
+    with Progress(wide_console(stderr=True)) as watch:
+        for _, episodes in in_processes(partial(play, controller, "mixed"), jobs, workers):
+            found |= episodes
+            watch.note(len(found), len(numbers), controller)
     return dict(sorted(found.items()))
 
 
@@ -326,20 +328,20 @@ def story(number: int, episode: Episode, none: Episode) -> list[str]:
     return lines
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("controller", nargs="?", default=DEFAULT_CONTROLLER, help="a name, a checkpoint, a run")
-    parser.add_argument("--draws", type=int, default=60)
-    parser.add_argument("--workers", type=int, default=1)
-    parser.add_argument("--docs", type=Path, default=ROOT / "docs", help="where behaviour.md and images/ go")
-    options = parser.parse_args()
-    make_controller(options.controller)
-    numbers = comparison_draws(options.draws)
-    learned, none = (played(name, numbers, options.workers) for name in (options.controller, "none"))
+def main(
+    controller: tyro.conf.Positional[str] = DEFAULT_CONTROLLER,
+    draws: int = 60,
+    workers: int = 1,
+    docs: Path = ROOT / "docs",
+) -> None:
+    """`controller` is a name, a checkpoint or a run; behaviour.md and images/ go to `docs`."""
+    make_controller(controller)
+    numbers = comparison_draws(draws)
+    learned, none = (played(name, numbers, workers) for name in (controller, "none"))
     command = shlex.join(["python", "benchmarks/behaviour.py", *sys.argv[1:]])
-    (options.docs / "behaviour.md").write_text(page(learned, none, command, options.docs), "utf-8")
-    print(f"Written: {options.docs / 'behaviour.md'}")
+    (docs / "behaviour.md").write_text(page(learned, none, command, docs), "utf-8")
+    print(f"Written: {docs / 'behaviour.md'}")
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -10,7 +10,6 @@ draws: held-out ones are for judging controllers.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import time
@@ -23,7 +22,9 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
+import tyro
 
+from esper.cli.terminal import Progress, wide_console
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.measure import evaluate, gather
 from esper.engine.prepare import task_learner
@@ -40,7 +41,7 @@ from esper.tasks.mixed import KINDS
 from esper.training.own.run import settle
 from esper.training.workers import in_processes
 from results.markdown import table
-from results.measure import ROOT, reporter
+from results.measure import ROOT
 
 GERMINATE = 2  # epoch
 NONE = "none"
@@ -311,23 +312,18 @@ def as_json(problems: list[Problem]) -> list[dict[str, Any]]:
     ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--rounds", type=int, default=2, help="draws of each kind")
-    parser.add_argument("--seeds", type=int, default=4, help="random seeds per draw, an even number")
-    parser.add_argument("--out", type=Path, default=ROOT / "docs", help="folder of need_and_place.md and .json")
-    options = parser.parse_args()
-    wanted = {"mixed": range(len(KINDS) * options.rounds), "natural": [n for n in range(8) if loads(n)]}
-    found = measure(wanted, options.seeds, options.workers)
-    mixed, natural = ([problem_of(name, n, options.seeds, found) for n in wanted[name]] for name in wanted)
-    command = f"python benchmarks/need_and_place.py --rounds {options.rounds} --seeds {options.seeds}"
+def main(workers: int = os.cpu_count() or 1, rounds: int = 2, seeds: int = 4, out: Path = ROOT / "docs") -> None:
+    """`rounds` are draws of each kind, `seeds` (an even number) those of a draw; the page and its JSON go to `out`."""
+    wanted = {"mixed": range(len(KINDS) * rounds), "natural": [n for n in range(8) if loads(n)]}
+    found = measure(wanted, seeds, workers)
+    mixed, natural = ([problem_of(name, n, seeds, found) for n in wanted[name]] for name in wanted)
+    command = f"python benchmarks/need_and_place.py --rounds {rounds} --seeds {seeds}"
     text = page(mixed, natural, command, found)
-    options.out.mkdir(parents=True, exist_ok=True)
-    (options.out / "need_and_place.md").write_text(text)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "need_and_place.md").write_text(text)
     content = {"headroom": {"mixed": headroom(mixed), "natural": headroom(natural)}}
     content |= {"mixed": as_json(mixed), "natural": as_json(natural)}
-    (options.out / "need_and_place.json").write_text(json.dumps(content, indent=1))
+    (out / "need_and_place.json").write_text(json.dumps(content, indent=1))
     print("\n".join(text.split("\n")[4:8] + summary(mixed) + summary(natural)))
 
 
@@ -341,12 +337,13 @@ def measure(wanted: dict[str, Sequence[int]], seeds: int, workers: int) -> dict[
         for name in schedules(model)
         for seed in range(seeds)
     )
-    report, done = reporter("need and place", len(jobs)), dict[Job, Run]()
-    for job, one in in_processes(run, list(jobs), workers):
-        done[job] = one
-        report(job, [one])
+    done: dict[Job, Run] = {}
+    with Progress(wide_console(stderr=True), "runs") as watch:
+        for job, one in in_processes(run, list(jobs), workers):
+            done[job] = one
+            watch.note(len(done), len(jobs), job[2])
     return done
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

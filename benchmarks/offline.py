@@ -2,10 +2,10 @@
 
     python benchmarks/offline.py [toy] [clone] [warm] [iql] [--work FOLDER]
 
-toy    IQL against cloning on the op-conditional toy task, the same noisy mixture of teachers, paired by seed
-clone  the heuristic cloned on mixed/vector: agreement per head, and score beside the teacher on held-out draws
-warm   PPO from that clone against PPO from scratch: env-steps until the cold start's final return, three seeds
-iql    IQL and cloning from a noisy mixture on mnist1d, in the environment
+    toy    IQL against cloning on the op-conditional toy task, the same noisy mixture of teachers, paired by seed
+    clone  the heuristic cloned on mixed/vector: agreement per head, and score beside the teacher on held-out draws
+    warm   PPO from that clone against PPO from scratch: env-steps until the cold start's final return, three seeds
+    iql    IQL and cloning from a noisy mixture on mnist1d, in the environment
 
 Recordings, policies and results are kept in the work folder (default build/offline) and used again. With no name all
 four are run, about an hour on one core. Nothing here is asserted: it prints what it found, with intervals.
@@ -13,15 +13,16 @@ four are run, about an hour on one core. Nothing here is asserted: it prints wha
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 import torch
+import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "agent"))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "offline"))
@@ -29,16 +30,15 @@ from toy_recordings import toy_mixture, toy_network, toy_score
 
 from esper.agent.config import PPOConfig
 from esper.agent.policies import growth_network_config, save_policy, start_from
+from esper.cli.record import Record
 from esper.growth.blueprints import blueprint_names
 from esper.offline.cloning import CloneConfig, clone
 from esper.offline.fitting import Learned
 from esper.offline.iql import IQLConfig, iql
-from esper.offline.recording import append, growth_schema, read
+from esper.offline.recording import growth_schema, read
 from esper.rollout.episodes import Episodes, join
 from esper.tasks.draws import comparison_draws
-from esper.training.catalogue import make_controller
 from esper.training.comparison import compare, summarise
-from esper.training.evaluation import jobs_for, record_job
 from esper.training.loop import Trainer
 from esper.training.statistics import Estimate, bootstrap
 from esper.training.train_config import PRESETS, TrainConfig
@@ -56,16 +56,10 @@ def shown(estimate: Estimate) -> str:
     return f"{estimate.value:+.2f}{ends}, n = {estimate.count}"
 
 
-def recorded(folder: Path, task: str, controllers: str, draws: range, noise: float) -> Episodes:
+def recorded(folder: Path, task: str, controllers: str, episodes: int, noise: float, seed: int = 0) -> Episodes:
     """Recorded now, or read if it was before."""
     if not folder.exists():
-        made = {name: make_controller(name) for name in controllers.split(",")}
-        waiting = []
-        for job in jobs_for(task, made, draws, held_out=False, noise=noise):
-            waiting.append(record_job(job))
-            if len(waiting) >= 8 or job.draws[-1] == draws[-1]:
-                append(folder, join(waiting), growth_schema(), {"task": task, "noise": noise})
-                waiting.clear()
+        Record(task, controllers, episodes, noise, seed, folder).run()
     return read(folder, growth_schema()).episodes
 
 
@@ -102,8 +96,8 @@ def vector_recording(work: Path) -> Episodes:
     """The heuristic with noise, and a part without: the states that mistakes lead to, and its own."""
     return join(
         [
-            recorded(work / "vector-noisy", FAMILY, "heuristic", range(448), 0.2),
-            recorded(work / "vector-plain", FAMILY, "heuristic", range(1000, 1160), 0.0),
+            recorded(work / "vector-noisy", FAMILY, "heuristic", 448, 0.2),
+            recorded(work / "vector-plain", FAMILY, "heuristic", 160, 0.0, seed=1),
         ]
     )
 
@@ -199,7 +193,7 @@ def warm_start(work: Path) -> None:
 
 
 def iql_mnist1d(work: Path) -> None:
-    episodes = recorded(work / "mnist1d", "mnist1d", "heuristic,random,schedule", range(24), 0.2)
+    episodes = recorded(work / "mnist1d", "mnist1d", "heuristic,random,schedule", 24, 0.2)
     cloned = kept(work / "mnist1d-clone.safetensors", clone(episodes, growth_network_config(), CloneConfig()))
     improved = kept(work / "mnist1d-iql.safetensors", iql(episodes, growth_network_config(), IQLConfig()))
     returns = episodes.returns()
@@ -212,17 +206,15 @@ def iql_mnist1d(work: Path) -> None:
 PARTS = {"toy": toy, "clone": clone_heuristic, "warm": warm_start, "iql": iql_mnist1d}
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure; nothing is everything")
-    parser.add_argument("--work", type=Path, default=Path("build/offline"))
-    options = parser.parse_args()
+def main(
+    parts: tyro.conf.Positional[tuple[Literal["toy", "clone", "warm", "iql"], ...]] = (),
+    work: Path = Path("build/offline"),
+) -> None:
     torch.set_num_threads(1)
-    options.work.mkdir(parents=True, exist_ok=True)
-    for name in options.parts or PARTS:
-        PARTS[name](options.work)
-    return 0
+    work.mkdir(parents=True, exist_ok=True)
+    for name in parts or PARTS:
+        PARTS[name](work)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tyro.cli(main, description=__doc__)

@@ -12,7 +12,6 @@ Exits with 1 if the update is less than 5 times or the rollout step less than 2 
 
 from __future__ import annotations
 
-import argparse
 import sys
 from pathlib import Path
 from time import process_time
@@ -20,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "agent"))
 from toy_environments import CartPoleWithoutVelocities, evaluate, make_agent, rollout
@@ -165,16 +165,11 @@ def run_ours(total: int, seed: int, hidden: int) -> tuple[float, float, float]:
     return (acting - env.seconds) / env.calls, learning / done, score
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--steps", type=int, default=51_200, help="environment steps to train each agent for")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--hidden", type=int, default=128, help="LSTM width of both")
-    options = parser.parse_args()
+def main(steps: int = 51_200, seed: int = 0, hidden: int = 128) -> int:
+    """`steps` of the environment train each agent; `hidden` is the LSTM width of both."""
     torch.set_num_threads(1)
-    ours = run_ours(options.steps, options.seed, options.hidden)
-    peer = run_peer(options.steps, options.seed, options.hidden)
-    print(f"{options.steps} steps, seed {options.seed}, LSTM width {options.hidden}, CPU time of one thread")
+    ours, peer = run_ours(steps, seed, hidden), run_peer(steps, seed, hidden)
+    print(f"{steps} steps, seed {seed}, LSTM width {hidden}, CPU time of one thread")
     print(f"{'':28}{'esper':>10}{'sb3-contrib':>14}{'ratio':>8}")
     per_step = [1e3 * x[0] for x in (ours, peer)]
     per_transition = [1e6 * x[1] for x in (ours, peer)]
@@ -186,4 +181,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(tyro.cli(main, description=__doc__))

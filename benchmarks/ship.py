@@ -12,7 +12,6 @@ A pair has no policy of its own, only a provenance. The file of --provenance sta
 
 from __future__ import annotations
 
-import argparse
 import hashlib
 import json
 import re
@@ -22,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import tyro
 from torch import Tensor
 
 from esper.agent.checkpoints import load_checkpoint, save_checkpoint
@@ -94,8 +94,8 @@ def ship(source: str, name: str, stated: dict[str, Any], judged: Path | None, fo
             data = {"network": checkpoint.data["network"], "caller": {"blueprints": blueprints}}
             save_checkpoint(new, rounded(checkpoint.tensors), data)
         sha256 = hashlib.sha256(new.read_bytes()).hexdigest()
-        made = _provenance(name, stated, judged, {"sha256": sha256, "blueprints": blueprints, "layout": layout})
-        write_whole(folder / f"{name}.json", json.dumps(asdict(made), indent=1) + "\n")
+        facts = {"sha256": sha256, "blueprints": blueprints, "layout": layout}
+        made = _state(folder, name, stated, judged, facts)
         new.replace(folder / f"{name}.safetensors")
     finally:
         new.unlink(missing_ok=True)
@@ -113,9 +113,7 @@ def ship_pair(asks: Pair, name: str, stated: dict[str, Any], judged: Path | None
     if (dense.blueprints, dense.layout) != (others.blueprints, others.layout):
         raise ValueError(f"{asks.dense} and {asks.others} know other kinds of seed, or read other observations")
     facts = {"sha256": asks.sha256(), "blueprints": dense.blueprints, "layout": dense.layout, "asks": asdict(asks)}
-    made = _provenance(name, stated, judged, facts)
-    write_whole(folder / f"{name}.json", json.dumps(asdict(made), indent=1) + "\n")
-    return made
+    return _state(folder, name, stated, judged, facts)
 
 
 def _check(name: str, stated: dict[str, Any]) -> None:
@@ -128,13 +126,15 @@ def _check(name: str, stated: dict[str, Any]) -> None:
         raise ValueError(f"the provenance must state {', '.join(missing)}")
 
 
-def _provenance(name: str, stated: dict[str, Any], judged: Path | None, facts: dict[str, Any]) -> Provenance:
-    """What is stated, what was measured, and what is a fact. A score is of these weights, or it is forgotten."""
+def _state(folder: Path, name: str, stated: dict[str, Any], judged: Path | None, facts: dict[str, Any]) -> Provenance:
+    """Write what is stated, what was measured, and what is a fact. A score is of these weights, or it is forgotten."""
     sha256 = facts["sha256"]
     score = stated.get("score") if stated.get("sha256", sha256) == sha256 else None
     measured = score if judged is None else judgement(judged, name, sha256)
     data = {"asks": None, **{key: stated[key] for key in STATED}, "score": measured, **facts}
-    return settings_from(data, Provenance, f"the provenance of {name}", complete=True)
+    made = settings_from(data, Provenance, f"the provenance of {name}", complete=True)
+    write_whole(folder / f"{name}.json", json.dumps(asdict(made), indent=1) + "\n")
+    return made
 
 
 def check() -> bool:
@@ -160,30 +160,24 @@ def pair_of(source: str) -> Pair | None:
     return provenance(source).asks if source in shipped_names() else None
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("source", nargs="?", help="checkpoint, run, or shipped name")
-    parser.add_argument("name", nargs="?", help="what it will be called")
-    parser.add_argument("--provenance", type=Path, help="JSON file that states where it comes from")
-    parser.add_argument("--judged", type=Path, help="mixed.json of benchmarks/results/run.py")
-    given = parser.parse_args()
+def main(
+    source: tyro.conf.Positional[str] = "",
+    name: tyro.conf.Positional[str] = "",
+    provenance: Path | None = None,
+    judged: Path | None = None,
+) -> int:
+    """`source` is a checkpoint, a run or a shipped name, which will be called `name`."""
     torch.set_num_threads(1)
-    if given.source is None:
-        raise SystemExit(0 if check() else 1)
-    if given.name is None:
-        parser.error("give the source and the name")
-    try:
-        stated = json.loads((given.provenance or FOLDER / f"{given.name}.json").read_text("utf-8"))
-        asks = pair_of(given.source)
-        if asks is not None:
-            made = ship_pair(asks, given.name, stated, given.judged)
-        else:
-            made = ship(given.source, given.name, stated, given.judged)
-    except (ValueError, TypeError, OSError) as error:
-        parser.exit(1, f"ship: {error}\n")
-    print(f"{FOLDER / given.name}.json, sha256 {made.sha256[:12]}…")
-    raise SystemExit(0 if check() else 1)
+    if source:
+        stated = json.loads((provenance or FOLDER / f"{name}.json").read_text("utf-8"))
+        asks = pair_of(source)
+        made = ship(source, name, stated, judged) if asks is None else ship_pair(asks, name, stated, judged)
+        print(f"{FOLDER / name}.json, sha256 {made.sha256[:12]}…")
+    return 0 if check() else 1
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        raise SystemExit(tyro.cli(main, description=__doc__))
+    except (ValueError, TypeError, OSError) as error:
+        raise SystemExit(f"ship: {error}") from error

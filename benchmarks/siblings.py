@@ -9,11 +9,10 @@ variance between and within problems, and that of the advantages as they are and
 
 from __future__ import annotations
 
-import argparse
-from collections.abc import Sequence
 from dataclasses import replace
 
 import torch
+import tyro
 
 from esper.agent.config import PPOConfig
 from esper.agent.gae import against_siblings
@@ -27,22 +26,16 @@ AGES = ((0, 1), (1, 3), (3, 6), (6, 10), (10, 18))
 SEED = 5
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--controller", default="small-conv")
-    parser.add_argument("--task", default="mixed")
-    parser.add_argument("--problems", type=int, default=24)
-    parser.add_argument("--workers", type=int, default=2)
-    chosen = parser.parse_args(arguments)
+def main(controller: str = "small-conv", task: str = "mixed", problems: int = 24, workers: int = 2) -> None:
     torch.set_num_threads(1)
     config = TrainConfig(
-        task=chosen.task,
-        envs=SIBLINGS * chosen.problems,
+        task=task,
+        envs=SIBLINGS * problems,
         seed=SEED,
-        init=str(policy_file(chosen.controller)),
+        init=str(policy_file(controller)),
         ppo=PPOConfig(siblings=SIBLINGS),
     )
-    trainer = Trainer(config, workers=chosen.workers)
+    trainer = Trainer(config, workers=workers)
     trainer.agent.config = replace(config.ppo, siblings=1)  # the advantages as they are
     try:
         episodes = trainer.collect(1)
@@ -51,16 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
     scores = RolloutSummary.of(episodes).scores
     batch, _ = trainer.agent.replay(episodes)
     relative = against_siblings(batch.advantage, batch.valid, SIBLINGS)
-    print(f"{chosen.problems} problems × {SIBLINGS}: mean score {sum(scores) / len(scores):.1f}")
+    print(f"{problems} problems × {SIBLINGS}: mean score {sum(scores) / len(scores):.1f}")
     print("epochs      between problems   within   variance as it is   against siblings")
     for first, last in AGES:
-        groups = batch.advantage[:, first:last].reshape(chosen.problems, SIBLINGS, -1)
+        groups = batch.advantage[:, first:last].reshape(problems, SIBLINGS, -1)
         within = groups.var(1).mean()
         between = groups.mean(1).var(0).mean() - within / SIBLINGS
         plain, left = (a[:, first:last].var() for a in (batch.advantage, relative))
         print(f"{first:3d} to {last - 1:3d} {between:17.1f} {within:9.1f} {plain:17.1f} {left:17.1f}")
-    return 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    tyro.cli(main, description=__doc__)

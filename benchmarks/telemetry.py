@@ -1,6 +1,6 @@
 """What recording costs: the same training run with its store and without, and the parts of it one by one.
 
-    python benchmarks/telemetry.py [--task mixed/vector] [--envs 8] [--updates 2] [--pairs 4] [--json]
+    python benchmarks/telemetry.py [--task mixed/vector] [--envs 8] [--updates 2] [--pairs 4]
 
 The run is real: growing networks, agent, checkpoints. With the store: every decision, transition, episode and metric at
 the default level, and the anomaly check. Without: none of these is even made. Otherwise both do the same work (final
@@ -11,7 +11,7 @@ On a busy machine neither is worth much (measured beside six other jobs: quartil
 also says where its time went: in calls that record, and in writing before checkpoints. These are shares of one and the
 same run, which other jobs slow down as a whole.
 
-    python benchmarks/telemetry.py --bulk [--steps 3000000] [--envs 1024] [--json]
+    python benchmarks/telemetry.py --bulk-steps 3000000 [--steps 3000000] [--envs 1024] [--json]
 
 Only what a run of thousands of networks records, from made-up columns: the size of the file after so many steps, and
 the time per step. Exits with 1 where a limit is broken (500 MB for 3 million steps; 3 % of the time at 3,000 steps/s).
@@ -19,8 +19,6 @@ the time per step. Exits with 1 where a limit is broken (500 MB for 3 million st
 
 from __future__ import annotations
 
-import argparse
-import json
 import tempfile
 from collections.abc import Callable
 from contextlib import ExitStack, suppress
@@ -33,6 +31,7 @@ from time import perf_counter, process_time
 from unittest.mock import patch
 
 import torch
+import tyro
 
 from esper.actions import Action, Effect, Op
 from esper.agent.metrics import METRICS as AGENT_METRICS
@@ -280,32 +279,26 @@ def short_of(facts: dict[str, float]) -> list[str]:
     return [f"{name} is {facts[name]:.2f}, over {limit:g}" for name, limit in limits.items() if facts[name] > limit]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default="mixed/vector")
-    parser.add_argument("--bulk", action="store_true")
-    parser.add_argument("--steps", type=int, default=3_000_000)
-    parser.add_argument("--envs", type=int)
-    parser.add_argument("--updates", type=int, default=2)
-    parser.add_argument("--pairs", type=int, default=4)
-    parser.add_argument("--json", action="store_true")
-    options = parser.parse_args()
+def main(
+    task: str = "mixed/vector",
+    bulk_steps: int = 0,
+    envs: int | None = None,
+    updates: int = 2,
+    pairs: int = 4,
+) -> int:
+    """`bulk_steps`: a run of so many steps from columns, such as 3000000, instead of real runs."""
     torch.set_num_threads(1)
-    if options.bulk:
-        facts = bulk(options.steps, options.envs or 1024)
+    if bulk_steps:
+        facts = bulk(bulk_steps, envs or 1024)
     else:
-        config = TrainConfig(task=options.task, envs=options.envs or 8, updates=options.updates, evaluate_every=0)
-        facts = parts() | whole(config, options.pairs)
-    if options.json:
-        print(json.dumps(facts, indent=1))
-    else:
-        for name, value in facts.items():
-            print(f"{name:<45} {value:10.3f}")
-    broken = short_of(facts) if options.bulk else []
+        facts = parts() | whole(TrainConfig(task=task, envs=envs or 8, updates=updates, evaluate_every=0), pairs)
+    for name, value in facts.items():
+        print(f"{name:<45} {value:10.3f}")
+    broken = short_of(facts) if bulk_steps else []
     for line in broken:
         print(line)
     return 1 if broken else 0
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(tyro.cli(main, description=__doc__))

@@ -8,15 +8,16 @@ prints the deterministic evaluation of each, in unscaled rewards. The two agents
 
 from __future__ import annotations
 
-import argparse
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 from typing import Any
 
 import torch
+import tyro
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "agent"))
 from toy_environments import (
@@ -76,22 +77,18 @@ def score(trial: Trial, seed: int, scale: float, gain: float) -> float:
     return evaluate(test, agent, trial.episodes)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tasks", nargs="+", default=list(TRIALS), choices=list(TRIALS))
-    parser.add_argument("--seeds", nargs="+", type=int, default=list(range(20, 26)))
-    parser.add_argument("--scales", nargs="+", type=float, default=[1.0, 0.1, 0.01])
-    options = parser.parse_args()
+def main(
+    tasks: tuple[str, ...] = tuple(TRIALS),
+    seeds: tuple[int, ...] = tuple(range(20, 26)),
+    scales: tuple[float, ...] = (1.0, 0.1, 0.01),
+) -> None:
     torch.set_num_threads(1)
-    print(f"seeds {' '.join(map(str, options.seeds))}")
-    for task in options.tasks:
-        for scale in options.scales:
-            for name, gain in STARTS.items():
-                scores = [score(TRIALS[task], seed, scale, gain) for seed in options.seeds]
-                each = " ".join(f"{one:.2f}" for one in scores)
-                print(f"{task:16} rewards × {scale:<6g} {name:8} mean {fmean(scores):7.2f}   {each}", flush=True)
-    return 0
+    print(f"seeds {' '.join(map(str, seeds))}")
+    for task, scale, (name, gain) in product(tasks, scales, STARTS.items()):
+        scores = [score(TRIALS[task], seed, scale, gain) for seed in seeds]
+        each = " ".join(f"{one:.2f}" for one in scores)
+        print(f"{task:16} rewards × {scale:<6g} {name:8} mean {fmean(scores):7.2f}   {each}", flush=True)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    tyro.cli(main, description=__doc__)

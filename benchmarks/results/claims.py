@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import NamedTuple
 
 from results.estimates import (
@@ -53,21 +54,17 @@ def claims_section(parts: Mapping[str, Content | None]) -> list[str]:
 
 
 def claims(parts: Mapping[str, Content | None]) -> list[Claim]:
-    """`parts` by name: mixed, harm, transfer, cifar; None for those that were not run."""
+    """`parts` by name: mixed, which must be there, harm, transfer, cifar; None for those that were not run."""
     mixed = parts["mixed"]
-    return [
-        *_beats_everyone(mixed),
-        *_beats_static(mixed),
-        _harmless(parts["harm"]),
-        *_transfer(parts["transfer"], mixed),
-        *_images(parts["cifar"]),
-        _in_time(mixed),
-    ]
+    assert mixed is not None
+    found = [*_beats_everyone(mixed), *_beats_static(mixed)]
+    for name, claims_of in (("harm", _harmless), ("transfer", partial(_transfer, mixed)), ("cifar", _images)):
+        content = parts[name]
+        found += [Claim(f"What `run.py {name}` measures", None)] if content is None else claims_of(content)
+    return [*found, _in_time(mixed)]
 
 
-def _beats_everyone(mixed: Content | None) -> list[Claim]:
-    if mixed is None:
-        return [Claim("A better score than every baseline on held-out draws of `mixed`", None)]
+def _beats_everyone(mixed: Content) -> list[Claim]:
     found = []
     for rival in rivals(mixed):
         points = difference(mixed, rival)
@@ -80,41 +77,32 @@ def _beats_everyone(mixed: Content | None) -> list[Claim]:
     return found
 
 
-def _beats_static(mixed: Content | None) -> list[Claim]:
-    regret_text = f"At most {share(SHARE_OF_REGRET)} of the capacity regret of the best rule"
-    if mixed is None or not mixed.get("controls"):
-        return [Claim(regret_text, None), Claim("More accurate than its own final networks trained from scratch", None)]
-    found = [Claim(regret_text, None)]
-    if "regret" in mixed["episodes"][LEARNED]:
-        own = shortfall(mixed, LEARNED)
-        growing = [rival for rival in rivals(mixed) if rival not in ("none", "random")]
-        rule, least = min(((rival, shortfall(mixed, rival)) for rival in growing), key=lambda one: one[1].value)
-        signed = " against ".join(in_points(estimate(mixed, label, "regret")) for label in (LEARNED, rule))
-        evidence = f"{own.value:.3f} points against {least.value:.3f} of *{rule}*; with what is below 0: {signed}"
-        found = [Claim(regret_text, own.value <= SHARE_OF_REGRET * least.value, evidence)]
-    for label in mixed["controls"]:
-        if label.startswith(SCRATCH):
-            points = difference(mixed, label, "accuracy")
-            text = f"More accurate than its own final networks trained{label.partition(':')[2]}"
-            found.append(Claim(text, _above_zero(points.low), f"{in_points(points)} points of accuracy"))
+def _beats_static(mixed: Content) -> list[Claim]:
+    own = shortfall(mixed, LEARNED)
+    growing = [rival for rival in rivals(mixed) if rival not in ("none", "random")]
+    rule, least = min(((rival, shortfall(mixed, rival)) for rival in growing), key=lambda one: one[1].value)
+    signed = " against ".join(in_points(estimate(mixed, label, "regret")) for label in (LEARNED, rule))
+    evidence = f"{own.value:.3f} points against {least.value:.3f} of *{rule}*; with what is below 0: {signed}"
+    text = f"At most {share(SHARE_OF_REGRET)} of the capacity regret of the best rule"
+    found = [Claim(text, own.value <= SHARE_OF_REGRET * least.value, evidence)]
+    for label in (label for label in mixed["controls"] if label.startswith(SCRATCH)):
+        points = difference(mixed, label, "accuracy")
+        text = f"More accurate than its own final networks trained{label.partition(':')[2]}"
+        found.append(Claim(text, _above_zero(points.low), f"{in_points(points)} points of accuracy"))
     return found
 
 
-def _harmless(content: Content | None) -> Claim:
-    text = f"Harmless: no draw ends more than {plain(-HARM_LIMIT)} points of accuracy below no growth"
-    if content is None:
-        return Claim(text, None)
+def _harmless(content: Content) -> list[Claim]:
     differences = list(harm(content).values())
     below = sum(points < HARM_LIMIT for points in differences)
+    text = f"Harmless: no draw ends more than {plain(-HARM_LIMIT)} points of accuracy below no growth"
     evidence = f"{below} of {len(differences)} draws; the worst at {plain(differences[0])} points"
-    return Claim(text, not below, evidence)
+    return [Claim(text, not below, evidence)]
 
 
-def _transfer(content: Content | None, mixed: Content | None) -> list[Claim]:
+def _transfer(mixed: Content, content: Content) -> list[Claim]:
     kept_text = f"Keeps {share(SHARE_KEPT)} of its gain over the fixed schedule on families that it was not trained on"
     worse_text = "Worse than no growth on no family that it was not trained on (no interval below 0)"
-    if content is None or mixed is None:
-        return [Claim(kept_text, None), Claim(worse_text, None)]
     families = content["families"]
     kept = share_kept([gains(family, SCHEDULE) for family in families.values()], gains(mixed, SCHEDULE))
     against = {name: difference(family, "none") for name, family in families.items()}
@@ -127,13 +115,9 @@ def _transfer(content: Content | None, mixed: Content | None) -> list[Claim]:
     ]
 
 
-def _images(content: Content | None) -> list[Claim]:
-    if content is None:
-        return [Claim("A better score than every baseline on CIFAR-10", None)]
+def _images(content: Content) -> list[Claim]:
     found = []
     for name, host in content["hosts"].items():
-        if LEARNED not in host["episodes"]:
-            continue
         rival = best_rival(host)
         points = difference(host, rival)
         text = f"A better score than the best baseline, `{rival}`, on {name}"
@@ -141,9 +125,9 @@ def _images(content: Content | None) -> list[Claim]:
     return found
 
 
-def _in_time(mixed: Content | None) -> Claim:
+def _in_time(mixed: Content) -> Claim:
     text = f"One command gives the main table on 2 cores in under {MINUTES} minutes"
-    if mixed is None or mixed["workers"] > 2:
+    if mixed["workers"] > 2:
         return Claim(text, None)
     minutes = mixed["wall_seconds"] / 60
     evidence = f"{len(mixed['draws'])} draws in {minutes:.0f} minutes with {mixed['workers']} processes"

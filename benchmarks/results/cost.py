@@ -19,7 +19,7 @@ from results.measure import SCHEDULE
 _NOT_SHOWN = ("blueprints", "layout", "format")
 
 
-def cost_section(made: Mapping[str, Any], mixed: Content | None, need_and_place: Path) -> list[str]:
+def cost_section(made: Mapping[str, Any], mixed: Content, need_and_place: Path) -> list[str]:
     """`made` is the shipped controller's provenance; whatever it does not say is left out."""
     facts = [
         [key.replace("_", " "), _cell(value)]
@@ -41,7 +41,7 @@ def _cell(value: Any) -> str:
     return f"`{text}`" if text.startswith(("esper ", "python ")) else text
 
 
-def break_even(steps: float | None, mixed: Content | None, need_and_place: Path) -> list[str]:
+def break_even(steps: float | None, mixed: Content, need_and_place: Path) -> list[str]:
     """Against a person who tries schedules on each problem: that is what the controller saves."""
     text = [
         "Without a controller, a person with a new problem would try fixed schedules on it and keep the network that "
@@ -51,7 +51,7 @@ def break_even(steps: float | None, mixed: Content | None, need_and_place: Path)
         "([experiments](experiments.md)).",
         "",
     ]
-    if mixed is None or not need_and_place.exists():
+    if not need_and_place.exists():
         return [*text, "Not measured yet."]
     found = search(json.loads(need_and_place.read_text("utf-8"))["mixed"])
     shown = [count for count in dict.fromkeys((1, 2, 4, 8, 16, len(found.gains))) if count <= len(found.gains)]

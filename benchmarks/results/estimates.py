@@ -91,8 +91,8 @@ def answers(content: Content) -> dict[str, str]:
     return {str(draw["kind"]): str(draw.get("answer", "")) for draw in content["draws"]}
 
 
-def mean_over(content: Content, label: str, draws: Sequence[int], name: str = "score") -> float:
-    values = column(content, label, name)
+def mean_over(content: Content, label: str, draws: Sequence[int]) -> float:
+    values = column(content, label, "score")
     return float(np.mean([values[draw] for draw in draws]))
 
 

@@ -5,11 +5,12 @@ No controller is trained, tuned or chosen on them; some have relatives in traini
 
 from __future__ import annotations
 
-from argparse import Namespace
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import lru_cache, partial
 from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -161,13 +162,13 @@ def transfer_families() -> dict[str, Family]:
 class Photographs:
     """CIFAR-10 on its whole training set, for one host. Draws differ by random seed alone."""
 
-    def __init__(self, options: Namespace, kernel: int) -> None:
+    def __init__(self, data_dir: Path, setting: Mapping[str, Any], kernel: int) -> None:
         self.name = f"cifar10, {kernel}×{kernel} kernels"
-        self.horizon, self.max_seeds = options.horizon, options.max_seeds
-        task = load_task("cifar10", seed=1, data_dir=options.data_dir, widths=(8, 16, 32), kernels=(kernel,) * 3)
+        self.horizon, self.max_seeds = setting["horizon"], setting["max_seeds"]
+        task = load_task("cifar10", seed=1, data_dir=data_dir, widths=(8, 16, 32), kernels=(kernel,) * 3)
         # On the device once, for all networks together.
-        self.task = replace(task, updates_per_epoch=options.updates).to(torch.device(options.device))
-        self.budget = round((1.0 + options.room) * task.host_parameters) if options.room > 0 else None
+        self.task = replace(task, updates_per_epoch=setting["updates"]).to(torch.device(setting["device"]))
+        self.budget = round((1.0 + setting["room"]) * task.host_parameters) if setting["room"] > 0 else None
 
     def draw(self, number: int, *, held_out: bool = False) -> Draw:
         seed = draw_seed(draw_rng(self.name, number, held_out), held_out)

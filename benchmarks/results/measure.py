@@ -10,8 +10,7 @@ import re
 import shlex
 import sys
 import time
-from argparse import Namespace
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ import torch
 
 from esper.agent.shipped import provenance as shipped_facts
 from esper.agent.shipped import shipped_names
+from esper.cli.terminal import Progress, wide_console
 from esper.env.rent import RENT_RATE
 from esper.files import write_whole
 from esper.growth.blueprints import LAYOUTS
@@ -27,16 +27,8 @@ from esper.policy.schedule import FixedSchedule, Planting
 from esper.tasks.draws import comparison_draws
 from esper.tasks.family import Family
 from esper.training.catalogue import policy_file
-from esper.training.comparison import host_training_flops
-from esper.training.controls import (
-    Plan,
-    Static,
-    capacity_regret,
-    control_jobs,
-    from_scratch,
-    gather_controls,
-    static_widths,
-)
+from esper.training.comparison import Comparison, compare, host_training_flops, static_hosts
+from esper.training.controls import capacity_regret, control_jobs, from_scratch, gather_controls
 from esper.training.evaluation import EpisodeResult, Results, jobs_for, run_jobs
 from results.families import Photographs, Reseeded, transfer_families
 
@@ -62,22 +54,16 @@ KERNELS = (1, 3)
 def measure_mixed(controllers: Controllers, episodes: int, workers: int, out: Path) -> None:
     """The main comparison, with static networks beside the learned controller's: from scratch, and wider hosts."""
     started = time.perf_counter()
-    found = evaluate("mixed", controllers, comparison_draws(episodes), workers)
-    plans = {f"{SCRATCH}, equal epochs": from_scratch(found[LEARNED], "epochs")}
-    plans[f"{SCRATCH}, equal FLOPs"] = from_scratch(found[LEARNED], "flops")
-    grown = [result for label, results in found.items() if label != "random" for result in results.values()]
-    plans |= static_widths(found["none"], max(result.parameters / result.host_parameters for result in grown))
-    controls = evaluate_static("mixed", plans, found["none"], workers)
-    static = [found["none"], *(results for label, results in controls.items() if label.startswith("static ×"))]
-    widths = {number: [results[number] for results in static if number in results] for number in found["none"]}
-    content = stored(found, started, controllers, workers, widths) | {"part": "mixed"}
-    write(out, content | {"controls": {label: columns(results, widths) for label, results in controls.items()}})
+    found = evaluate("mixed", controllers, comparison_draws(episodes), workers, controls=True)
+    widths = {number: static_hosts(found, number) for number in found.common}
+    content = stored(found.controllers, started, controllers, workers, widths) | {"part": "mixed"}
+    write(out, content | {"controls": {label: columns(results, widths) for label, results in found.controls.items()}})
 
 
 def measure_harm(controllers: Controllers, episodes: int, workers: int, out: Path) -> None:
     started = time.perf_counter()
     found = evaluate(Reseeded("mixed", HARM_SEEDS), controllers, range(episodes * HARM_SEEDS), workers)
-    write(out, stored(found, started, controllers, workers) | {"part": "harm", "seeds": HARM_SEEDS})
+    write(out, stored(found.controllers, started, controllers, workers) | {"part": "harm", "seeds": HARM_SEEDS})
 
 
 def measure_transfer(controllers: Controllers, episodes: int, workers: int, out: Path, only: Sequence[str]) -> None:
@@ -89,23 +75,23 @@ def measure_transfer(controllers: Controllers, episodes: int, workers: int, out:
         started = time.perf_counter()
         found = evaluate(families[name], controllers, comparison_draws(episodes), workers)
         content = read(out) or {"part": "transfer", "families": {}, "format": FORMAT}
-        content["families"][name] = stored(found, started, controllers, workers)
+        content["families"][name] = stored(found.controllers, started, controllers, workers)
         write(out, content)
 
 
-def measure_cifar(controllers: Controllers, options: Namespace, out: Path) -> None:
+def measure_cifar(controllers: Controllers, data_dir: Path, setting: Mapping[str, Any], out: Path) -> None:
     """CIFAR-10 with its whole training set, for a GPU. Each result is written when it is there.
 
     A repeated command adds what is missing, and what another learned controller made is replaced.
     """
-    setting = {name: getattr(options, name) for name in ("device", "seeds", "horizon", "updates", "room", "max_seeds")}
-    setting |= {"data_dir": options.data_dir.name}
+    setting = {**setting, "data_dir": data_dir.name}
     content = read(out) or {"format": FORMAT, "part": "cifar", "setting": setting, "hosts": {}}
     if content["setting"] != setting:
         raise SystemExit(f"{out} was begun with other settings ({content['setting']}): name another --out")
     rule = FixedSchedule(DEPTHWISE, [Planting(2, "*", dict.fromkeys(LAYOUTS, "depthwise"))])
+    seeds, device = range(setting["seeds"]), setting["device"]
     for kernel in KERNELS:
-        family = Photographs(options, kernel)
+        family = Photographs(data_dir, setting, kernel)
         host = content["hosts"].setdefault(family.name, {"draws": [], "episodes": {}, "made": {}})
         for label, who in {**controllers, DEPTHWISE: rule}.items():
             started = time.perf_counter()
@@ -113,11 +99,12 @@ def measure_cifar(controllers: Controllers, options: Namespace, out: Path) -> No
             if label in host["made"] and host["made"][label].get("learned_sha256") == made.get("learned_sha256"):
                 print(f"{family.name}, {label}: there already", file=sys.stderr)
                 continue
-            found = evaluate(family, {label: who}, range(options.seeds), 1, options.device)
+            found = run_jobs(jobs_for(family, {label: who}, seeds, batch=len(seeds)), device=device)
             host["draws"] = host["draws"] or draws(found[label])
             if label == LEARNED:
                 plans = {SCRATCH: from_scratch(found[LEARNED], "epochs")}
-                found |= evaluate_static(family, plans, found[LEARNED], 1, options.device)
+                ran = run_jobs(control_jobs(family, plans, {}), device=device)
+                found |= gather_controls(plans, ran, {}, found[LEARNED])
             made |= {"wall_seconds": round(time.perf_counter() - started, 1)}
             for name, results in found.items():
                 host["episodes"][name], host["made"][name] = columns(results), made
@@ -125,45 +112,12 @@ def measure_cifar(controllers: Controllers, options: Namespace, out: Path) -> No
 
 
 def evaluate(
-    family: Family | str, controllers: Controllers, numbers: Sequence[int], workers: int, device: str = "cpu"
-) -> Results:
-    """All controllers on the same held-out draws."""
-    count = len(numbers) * len(controllers)
-    batch = max(1, min(4, count // (4 * workers)))  # results do not depend on it: so small that workers end together
-    if device != "cpu":
-        batch = len(numbers)
-    report = reporter(family if isinstance(family, str) else family.name, count)
-    jobs = jobs_for(family, controllers, numbers, batch=batch)
-    return run_jobs(jobs, workers=workers, device=device, progress=report)
-
-
-def evaluate_static(
-    family: Family | str,
-    plans: Mapping[str, Plan],
-    reference: Mapping[int, EpisodeResult],
-    workers: int,
-    device: str = "cpu",
-) -> Results:
-    """Networks that do not grow. A result of the reference in which nothing was planted is not trained again."""
-    known = {(number, Static()): result for number, result in reference.items() if not result.planted}
-    jobs = control_jobs(family, plans, known)
-    ran = run_jobs(jobs, workers=workers, device=device, progress=reporter("static controls", len(jobs)))
-    return gather_controls(plans, ran, known, reference)
-
-
-def reporter(title: str, total: int, every: float = 15.0) -> Callable[[Any, Sequence[Any]], None]:
-    """Prints how far a run is, every so many seconds and at its end."""
-    started = last = time.perf_counter()
-    done = 0
-
-    def report(_job: Any, results: Sequence[Any]) -> None:
-        nonlocal done, last
-        done, now = done + len(results), time.perf_counter()
-        if now - last >= every or done == total:
-            last = now
-            print(f"{now - started:7.0f} s  {title}: {done} of {total} episodes", file=sys.stderr, flush=True)
-
-    return report
+    family: Family | str, controllers: Controllers, numbers: Sequence[int], workers: int, *, controls: bool = False
+) -> Comparison:
+    """All controllers on the same held-out draws, with progress on the error stream."""
+    with Progress(wide_console(stderr=True)) as watch:
+        options: dict[str, Any] = {"controls": controls, "scratch_of": LEARNED, "progress": watch.note}
+        return compare(family, controllers, numbers, workers=workers, **options)
 
 
 # -- what is stored ----------------------------------------------------------------------------------------------------

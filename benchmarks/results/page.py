@@ -15,7 +15,7 @@ import numpy as np
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.agent.shipped import FOLDER as SHIPPED
-from esper.training.statistics import bootstrap, interquartile_mean
+from esper.training.statistics import Floats, bootstrap, interquartile_mean
 from results.claims import claims_section
 from results.cost import cost_section
 from results.estimates import (
@@ -58,13 +58,18 @@ TRAINING_DEPTHS = {
 def render(
     controller: str = DEFAULT_CONTROLLER, folder: Path = FOLDER, docs: Path = DOCS, shipped: Path = SHIPPED
 ) -> Path:
-    """Write a controller's page, and the default one's pictures; parts that were not run are said to be missing."""
+    """Write a controller's page, and the default one's pictures; parts that were not run are said to be missing.
+
+    The first one, mixed, must be there: the others are judged beside it.
+    """
     parts = {name: read(folder / f"{name}.json") for name in PARTS}
     made = _provenance(shipped, controller)
     for name, part in parts.items():
         if others := {run["learned_sha256"] for run in _runs(part) if "learned_sha256" in run} - {made.get("sha256")}:
             raise SystemExit(f"{name}.json is about another policy ({others.pop()[:12]}…) than ships: run it again")
     mixed, harmless, transfer, cifar = parts.values()
+    if mixed is None:
+        raise SystemExit(f"{folder / 'mixed.json'} is not there: run `python benchmarks/results/run.py mixed` first")
     top, required = commands(parts, controller), claims_section(parts)
     elsewhere = [
         ["## Transfer", "", *(_missing("transfer") if transfer is None else _transfer(transfer, mixed, controller))],
@@ -79,7 +84,7 @@ def render(
         sections = [
             ["# Results: the learned controller against everything else", "", *top],
             ["## What it must show", "", *required],
-            ["## Held-out problems", "", *(_missing("mixed") if mixed is None else _mixed(mixed, docs))],
+            ["## Held-out problems", "", *_mixed(mixed, docs)],
             ["## Harmlessness", "", *(_missing("harm") if harmless is None else _harm(harmless, docs))],
             *elsewhere,
             ["## What it costs", "", *cost_section(made, mixed, docs / "need_and_place.json")],
@@ -119,7 +124,7 @@ def commands(parts: Mapping[str, Content | None], controller: str) -> list[str]:
         "They come from:",
         "",
         "```sh",
-        *(ran or ["# nothing was run yet"]),
+        *ran,
         "```",
         "",
         "DIR holds the binary files of CIFAR-10. Its baselines were played once, beside an earlier controller, on "
@@ -234,22 +239,20 @@ def _harm(content: Content, docs: Path) -> list[str]:
     ]
 
 
-def _transfer(content: Content, mixed: Content | None, controller: str) -> list[str]:
+def _transfer(content: Content, mixed: Content, controller: str) -> list[str]:
     if controller not in TRAINING_DEPTHS:
         raise SystemExit(f"say in TRAINING_DEPTHS (page.py) how deep the hosts were that {controller} learnt from")
     families: dict[str, Content] = content["families"]
     labels = list(dict.fromkeys(label for family in families.values() for label in family["episodes"]))
     others = [label for label in labels if label != LEARNED]
-    home = None if mixed is None else gains(mixed, SCHEDULE)
+    home = gains(mixed, SCHEDULE)
     body, differences = [], []
     for name, family in families.items():
         there = family["episodes"]
         body.append([name, str(len(family["draws"])), *(_means(family, one) if one in there else "" for one in labels)])
-        row = [name, *(in_points(difference(family, label)) if label in there else "" for label in others)]
-        if home is not None:
-            kept = share_kept([gains(family, SCHEDULE)], home)
-            row.append("–" if kept is None else share_with_interval(kept))
-        differences.append(row)
+        kept = share_kept([gains(family, SCHEDULE)], home)
+        versus = (in_points(difference(family, label)) if label in there else "" for label in others)
+        differences.append([name, *versus, "–" if kept is None else share_with_interval(kept)])
     return [
         "The same frozen controllers on families on whose problems none of them was trained, tuned or chosen. "
         "*deep series* and *deep vectors* have hosts of five stages and slots, *very deep vectors* of eight; "
@@ -273,9 +276,7 @@ def _transfer(content: Content, mixed: Content | None, controller: str) -> list[
         "Learned minus the others, in points of score. *Gain kept*: learned minus schedule here, over the same "
         "on `mixed`.",
         "",
-        *table(
-            ["family", *(f"− {label}" for label in others), *(["gain kept"] if mixed is not None else [])], differences
-        ),
+        *table(["family", *(f"− {label}" for label in others), "gain kept"], differences),
         *_pooled(families, home),
         *_same_as_schedule(families),
     ]
@@ -288,9 +289,7 @@ def _means(family: Content, label: str) -> str:
     )
 
 
-def _pooled(families: dict[str, Content], home: Any) -> list[str]:
-    if home is None:
-        return []
+def _pooled(families: dict[str, Content], home: Floats) -> list[str]:
     kept = share_kept([gains(family, SCHEDULE) for family in families.values()], home)
     if kept is None:
         return ["", "On `mixed` there is no gain over the fixed schedule to keep."]
@@ -326,9 +325,6 @@ def _cifar(content: Content) -> list[str]:
     head = ["", "test accuracy (%)", "score", "size", "learned minus it: score", "kept most often"]
     for name, host in content["hosts"].items():
         found += ["", f"### {name}", ""]
-        if LEARNED not in host["episodes"]:
-            found.append("Not finished yet.")
-            continue
         body = [
             [
                 label.replace("*", "\\*"),

@@ -12,11 +12,13 @@ All on held-out draws and test data. The shipped controller, the schedule and th
 
 from __future__ import annotations
 
-import argparse
 import os
 import sys
 import time
 from pathlib import Path
+from typing import Literal
+
+import tyro
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
@@ -35,35 +37,61 @@ RULES = {
 }
 
 
-def main() -> None:
-    options = arguments()
-    if options.part == "render":
+def main(
+    part: tyro.conf.Positional[Literal["mixed", "harm", "transfer", "cifar", "render"]],
+    controller: str = DEFAULT_CONTROLLER,
+    schedule: str = SCHEDULE,
+    episodes: int | None = None,
+    workers: int = os.cpu_count() or 1,
+    out: Path | None = None,
+    families: str = "",
+    data_dir: Path | None = None,
+    device: str = "cuda:0",
+    seeds: int = 5,
+    horizon: int = 30,
+    updates: int = 196,
+    room: float = 4.0,
+    max_seeds: int = 3,
+) -> None:
+    """Measure a part, or write the pages.
+
+    Args:
+        controller: The learned controller: a name, a checkpoint, a run.
+        schedule: The best fixed schedule's TOML file, or the built-in one.
+        episodes: Draws; each part has its own default.
+        out: The JSON file; for render, the folder to read from.
+        families: Of transfer: only these, separated by commas.
+        data_dir: Of cifar, as all that follow: the folder with data_batch_1.bin and the others.
+        updates: Per epoch, of 128 images; 352 see every image once.
+        room: Budget for seeds in host sizes; 0 is no limit.
+        max_seeds: At a time; 0 is no limit.
+    """
+    if part == "render":
         from results.page import render  # noqa: PLC0415  (needs matplotlib; the parts do not)
 
         provenance(DEFAULT_CONTROLLER)  # a pair whose policies were replaced is not what the numbers are of
-        print(render(folder=options.out or FOLDER))
+        print(render(folder=out or FOLDER))
         for name in shipped_names():
-            if options.out is None and (FOLDER / name).is_dir():
+            if out is None and (FOLDER / name).is_dir():
                 print(render(name, FOLDER / name))
         return
-    controllers = {name: name for name in RULES[options.part]} | {LEARNED: options.controller}
-    if SCHEDULE in controllers:
-        controllers[SCHEDULE] = options.schedule
+    controllers = {name: schedule if name == SCHEDULE else name for name in RULES[part]} | {LEARNED: controller}
     for who in controllers.values():
         make_controller(who)  # a wrong path is reported now, not after an hour
-    out = options.out or folder_of(options.controller) / f"{options.part}.json"
-    episodes, started = options.episodes or EPISODES.get(options.part), time.perf_counter()
-    if options.part == "mixed":
-        measure_mixed(controllers, episodes, options.workers, out)
-    elif options.part == "harm":
-        measure_harm(controllers, episodes, options.workers, out)
-    elif options.part == "transfer":
-        only = [name.strip() for name in options.families.split(",") if name.strip()]
-        measure_transfer(controllers, episodes, options.workers, out, only)
-    elif options.data_dir is None:
+    out = out or folder_of(controller) / f"{part}.json"
+    episodes, started = episodes or EPISODES.get(part, 0), time.perf_counter()
+    if part == "mixed":
+        measure_mixed(controllers, episodes, workers, out)
+    elif part == "harm":
+        measure_harm(controllers, episodes, workers, out)
+    elif part == "transfer":
+        only = [name.strip() for name in families.split(",") if name.strip()]
+        measure_transfer(controllers, episodes, workers, out, only)
+    elif data_dir is None:
         raise SystemExit("cifar needs --data-dir: the folder with data_batch_1.bin and the others")
     else:
-        measure_cifar(controllers, options, out)
+        setting = {"device": device, "seeds": seeds, "horizon": horizon, "updates": updates, "room": room}
+        measure_cifar(controllers, data_dir, setting | {"max_seeds": max_seeds or None}, out)
     print(f"{out} ({out.stat().st_size / 1000:.0f} kB) in {(time.perf_counter() - started) / 60:.1f} minutes")
 
 
@@ -76,27 +104,5 @@ def folder_of(controller: str) -> Path:
     return FOLDER / controller
 
 
-def arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=(*RULES, "render"))
-    parser.add_argument(
-        "--controller", default=DEFAULT_CONTROLLER, help="the learned controller: a name, a checkpoint, a run"
-    )
-    parser.add_argument("--schedule", default=SCHEDULE, help="the best fixed schedule's TOML file, or the built-in one")
-    parser.add_argument("--episodes", type=int, help="draws; each part has its own default")
-    parser.add_argument("--workers", type=int, default=os.cpu_count() or 1)
-    parser.add_argument("--out", type=Path, help="the JSON file; for render, the folder to read from")
-    parser.add_argument("--families", default="", help="transfer: only these, separated by commas")
-    images = parser.add_argument_group("cifar")
-    images.add_argument("--data-dir", type=Path)
-    images.add_argument("--device", default="cuda:0")
-    images.add_argument("--seeds", type=int, default=5)
-    images.add_argument("--horizon", type=int, default=30)
-    images.add_argument("--updates", type=int, default=196, help="per epoch, of 128 images; 352 see every image once")
-    images.add_argument("--room", type=float, default=4.0, help="budget for seeds in host sizes; 0 is no limit")
-    images.add_argument("--max-seeds", type=lambda text: int(text) or None, default=3, help="at a time; 0 is no limit")
-    return parser.parse_args()
-
-
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

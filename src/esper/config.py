@@ -15,10 +15,11 @@ import types
 from collections.abc import Callable, Mapping
 from enum import Enum
 from math import isfinite
+from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeVar, Union, cast, get_args, get_origin, get_type_hints
 
-from esper.errors import did_you_mean, shown
+from esper.errors import did_you_mean, refused, shown
 
 _Settings = TypeVar("_Settings")
 
@@ -89,30 +90,24 @@ def check_ranges(settings: object, ranges: Mapping[str, Range | Count]) -> None:
 def check_number(name: str, value: object, wanted: Range | Count) -> None:
     if value is None and wanted.optional:
         return
-    if isinstance(wanted, Count):
-        problem = _miscounted(value, wanted)
-    else:
-        problem = "" if _is_in(value, wanted) else _out_of_range(value, wanted)
+    problem = _miscounted(value, wanted) if isinstance(wanted, Count) else _out_of_range(value, wanted)
     if problem:
         raise ValueError(f"{name} must be {problem}, not {shown(value)}")
 
 
 def _miscounted(value: object, wanted: Count) -> str:
-    if isinstance(value, bool) or not isinstance(value, int):
+    if isinstance(value, bool) or not isinstance(value, Integral):  # numpy's, too
         return "a whole number"
-    if value < wanted.least:
+    if int(value) < wanted.least:
         return f"at least {wanted.least}"
-    return f"at most {wanted.most:,}" if value > wanted.most else ""
-
-
-def _is_in(value: object, wanted: Range) -> bool:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    usable = abs(value) < LARGEST_NUMBER if isinstance(value, int) else isfinite(value) and not wanted.whole
-    return usable and wanted.holds(value)
+    return f"at most {wanted.most:,}" if int(value) > wanted.most else ""
 
 
 def _out_of_range(value: object, wanted: Range) -> str:
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        usable = abs(value) < LARGEST_NUMBER if isinstance(value, int) else isfinite(value) and not wanted.whole
+        if usable and wanted.holds(value):
+            return ""
     return f"{wanted.words}{_limit(value)}{' or None' if wanted.optional else ''}"
 
 
@@ -145,14 +140,8 @@ def settings_from(
     needed = known.values() if complete else required(kind) if default is None else ()
     if missing := [name for name in needed if name not in given]:
         raise ConfigError(f"{where}: missing {shown(missing)}")
-    try:
-        if default is None:
-            return kind(**given)
-        return cast(_Settings, dataclasses.replace(cast(Any, default), **given))
-    except ConfigError:
-        raise
-    except ValueError as error:
-        raise ConfigError(f"{where}: {error}") from error
+    with refused(ConfigError, where, ValueError):
+        return kind(**given) if default is None else cast(_Settings, dataclasses.replace(cast(Any, default), **given))
 
 
 def required(kind: Any) -> list[str]:
@@ -223,28 +212,25 @@ def _described(option: Any) -> str:
 
 def read_table(path: Path) -> Any:
     """What a TOML or JSON file holds."""
-    try:
+    with refused(ConfigError, f"cannot read {path}", OSError, ValueError):
         text = read_small(path)
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"cannot read the configuration {path}: {error}") from error
-    try:
-        return json.loads(text) if path.suffix == ".json" else tomllib.loads(text)
-    except (ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} is not valid {'JSON' if path.suffix == '.json' else 'TOML'}: {error}") from error
+    kind, parse = ("JSON", json.loads) if path.suffix == ".json" else ("TOML", tomllib.loads)
+    with refused(ConfigError, f"{path} is not valid {kind}", ValueError, RecursionError):
+        return parse(text)
 
 
-def read_small(path: Path) -> str:
-    """The text of a regular file of at most `LARGEST_FILE` bytes."""
+def read_small(path: Path, most: int = LARGEST_FILE) -> str:
+    """The text of a regular file of at most so many bytes."""
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # a FIFO would block without a writer
     try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise OSError(f"it is {special_kind(path) or 'a directory'}, not a file")
         with open(handle, "rb", closefd=False) as file:
-            content = file.read(LARGEST_FILE + 1)
+            content = file.read(most + 1)
     finally:
         os.close(handle)
-    if len(content) > LARGEST_FILE:
-        raise OSError(f"it has more than {LARGEST_FILE:,} bytes")
+    if len(content) > most:
+        raise OSError(f"it has more than {most:,} bytes")
     return content.decode("utf-8")
 
 

@@ -6,13 +6,25 @@ Files and other people's code put anything into them, so each is one printable l
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 def first_line(error: BaseException) -> str:
     """What an error says, or its type where it says nothing."""
     line = str(error).strip().partition("\n")[0][:200] or type(error).__name__
     return line if line.isprintable() else ascii(line)
+
+
+@contextmanager
+def refused(kind: type[Exception], what: str, *errors: type[Exception]) -> Iterator[None]:
+    """Within, errors of these types become one of `kind`, which says `what` and the cause. Those of `kind` pass."""
+    try:
+        yield
+    except kind:
+        raise
+    except errors as error:
+        raise kind(f"{what}: {first_line(error)}") from error
 
 
 def shown(value: object) -> str:

@@ -21,11 +21,16 @@ def write_whole(path: Path, content: bytes | str) -> None:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
-    directory = os.open(path.parent, os.O_RDONLY)
+    sync_folder(path.parent)  # the rename itself
+
+
+def sync_folder(path: Path) -> None:
+    """Which files a folder has is known to the disk, too."""
+    handle = os.open(path, os.O_RDONLY)
     try:
-        os.fsync(directory)  # the rename itself
+        os.fsync(handle)
     finally:
-        os.close(directory)
+        os.close(handle)
 
 
 def _create(path: Path) -> io.BufferedWriter:

@@ -100,7 +100,7 @@ def test_claims_follow_the_numbers() -> None:
     assert [holds for text, holds in found.items() if text.startswith("Harmless")] == [False]  # one draw in four
     # gains of 2 and 10 points away, of 15 at home: 40 % is less than 70 %
     assert [holds for text, holds in found.items() if text.startswith("Keeps")] == [False]
-    assert [holds for text, holds in found.items() if "CIFAR" in text] == [None]
+    assert found["What `run.py cifar` measures"] is None
 
 
 def test_a_controller_that_is_no_better_is_not_said_to_be() -> None:
@@ -110,8 +110,11 @@ def test_a_controller_that_is_no_better_is_not_said_to_be() -> None:
     assert found["A better score than *none* on `mixed`"] is True
 
 
-def test_with_no_results_every_claim_is_open() -> None:
-    assert {claim.holds for claim in claims(NOTHING)} == {None}
+def test_claims_of_parts_that_were_not_run_are_open() -> None:
+    found = {claim.text: claim.holds for claim in claims({**NOTHING, "mixed": made_up.mixed()})}
+    assert [text for text, holds in found.items() if holds is None] == [
+        f"What `run.py {name}` measures" for name in ("harm", "transfer", "cifar")
+    ]
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------
@@ -145,7 +148,8 @@ def test_the_page_of_a_pair_says_what_made_both(tmp_path: Path) -> None:
         (tmp_path / f"{name}.json").write_text(json.dumps({"commands": [f"esper train --seed {name}"]}))
     pair = {"commands": ["ship them"], "asks": {"dense": "one", "others": "two"}}
     (tmp_path / "small.json").write_text(json.dumps(pair))
-    text = render("small", tmp_path / "none", tmp_path, tmp_path).read_text("utf-8")
+    write(tmp_path / "results" / "mixed.json", made_up.mixed())
+    text = render("small", tmp_path / "results", tmp_path, tmp_path).read_text("utf-8")
     assert "ship them<br># one<br>`esper train --seed one`<br># two<br>`esper train --seed two`" in text
 
 
@@ -163,8 +167,11 @@ def test_the_page_is_about_one_policy(tmp_path: Path) -> None:
 
 
 def test_a_page_without_results_says_what_to_run(tmp_path: Path) -> None:
-    text = render("small", tmp_path / "none", tmp_path, tmp_path).read_text("utf-8")
-    for part in ("mixed", "harm", "transfer", "cifar"):
+    with pytest.raises(SystemExit, match=r"mixed.json is not there: run `python benchmarks/results/run.py mixed`"):
+        render("small", tmp_path, tmp_path, tmp_path)
+    write(tmp_path / "mixed.json", made_up.mixed())
+    text = render("small", tmp_path, tmp_path, tmp_path).read_text("utf-8")
+    for part in ("harm", "transfer", "cifar"):
         assert f"Not measured yet: `python benchmarks/results/run.py {part}`" in text
 
 

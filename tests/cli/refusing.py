@@ -25,14 +25,14 @@ NEEDED = {
 }
 """Words without which a command is no command."""
 WORK = (
-    "offline.cloning.clone",
-    "offline.iql.iql",
+    "cli.bench.measure_steps",
+    "cli.clone.clone",
+    "cli.offline.iql",
     "training.comparison.compare",
     "training.evaluation.record_job",
     "training.fleet.start_workers",
-    "training.own.grow.run_growth",
     "training.loop.Trainer.run",
-    "training.speed.measure_steps",
+    "training.own.grow.run_growth",
     "training.tuning.run_jobs",
     "training.workers.in_processes",
 )

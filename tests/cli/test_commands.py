@@ -187,7 +187,16 @@ def test_bad_usage_returns_two(capsys: Capture) -> None:
     assert main(["grow", "--epochs", "many"]) == 2
     said = capsys.readouterr().err
     assert said.startswith("esper grow: Error parsing --epochs: ")
-    assert said.endswith("from ['many']; `esper grow --help` shows the options\n")
+    assert said.endswith("'many'; `esper grow --help` shows the options\n")
+
+
+def test_help_shows_the_values_that_will_be_used(capsys: Capture) -> None:
+    with pytest.raises(SystemExit):
+        main(["grow", "--help"])
+    said = " ".join(capsys.readouterr().out.replace("│", " ").split())
+    assert "None" not in said
+    assert "--param-budget INT Most parameters that the grown network may have. (default: none)" in said
+    assert "--epochs INT Epochs of training; the controller acts once per epoch. (default: 40, or what" in said
 
 
 def test_info_lists_what_there_is(capsys: Capture) -> None:

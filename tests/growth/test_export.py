@@ -106,9 +106,6 @@ def test_any_topology_exports_to_what_it_computes(data: st.DataObject) -> None:
     acting = [slot.path for slot in growing.slots if slot.life.alpha > 0]
     assert [record.path for record, _ in grafts_of(plain)] == acting
 
-    kept = plain_model(growing, unfinished="drop")
-    fossils = [slot.path for slot in growing.slots if slot.life.stage.name == "FOSSILIZED"]
-    assert [record.path for record, _ in grafts_of(kept)] == fossils
     assert all(torch.equal(value, before[name]) for name, value in growing.state_dict().items())
     for parameter in plain.parameters():  # a copy: what happens to it is nothing to the growing model
         parameter.data.zero_()
@@ -181,12 +178,6 @@ def test_tuples_and_modules_with_two_names() -> None:
     assert plain.cell is plain.alias
     for ours, theirs in zip(plain(x), growing(x), strict=True):
         assert torch.equal(ours, theirs)
-
-
-def test_unknown_choice_for_unfinished_seeds() -> None:
-    module, x = built_in("mlp")
-    with pytest.raises(ExportError, match="'keep' or 'drop', not 'both'"):
-        plain_model(grow(module, x, []), unfinished="both")
 
 
 def test_flops() -> None:

@@ -17,7 +17,7 @@ from test_export_foreign import ResNet, archive
 
 from esper.growth.export import LoadError, load, save
 from esper.growth.plain import grafts_of
-from esper.growth.program import ProgramError, read_program
+from esper.growth.program import read_program
 from esper.growth.standalone import _HOSTS, NotPortableError, model_source, portable_host
 from esper.tasks.hosts import MLPHost
 from saved_models import sealed
@@ -134,7 +134,7 @@ def test_every_name_in_a_program_is_an_identifier(made: Path, tmp_path: Path, na
     with zipfile.ZipFile(source) as whole:
         assert any(old in whole.read(entry) for entry in whole.namelist()), "the test changes nothing"
     archive(source, tmp_path / "model.pt2", lambda _, content: content.replace(old, new), {})
-    with pytest.raises(ProgramError, match="more than arithmetic"):
+    with pytest.raises(LoadError, match="more than arithmetic"):
         read_program(tmp_path / "model.pt2")
 
 
@@ -188,7 +188,7 @@ def test_a_folder_that_was_not_saved_to_the_end_is_recognised(mlp: Path) -> None
 def test_what_is_no_file_is_not_opened(resnet: Path, name: str) -> None:
     (resnet / name).unlink()
     os.mkfifo(resnet / name)
-    refused(resnet, f"{name} is not a file", trust_program=True)
+    refused(resnet, f"{name} .*not a file", trust_program=True)
 
 
 # -- bombs ------------------------------------------------------------------------------------------------------------
@@ -238,7 +238,7 @@ def test_layers_without_number(tmp_path: Path) -> None:
 def test_an_architecture_of_megabytes_is_not_read(mlp: Path) -> None:
     with (mlp / "architecture.json").open("ab") as file:
         file.truncate(2**40)
-    refused(mlp, "architecture.json has .* bytes: at most")
+    refused(mlp, "architecture.json .* it has more than .* bytes")
 
 
 def test_compressed_programs_are_refused_before_they_are_unpacked(made: Path, tmp_path: Path) -> None:
@@ -246,7 +246,7 @@ def test_compressed_programs_are_refused_before_they_are_unpacked(made: Path, tm
     with zipfile.ZipFile(made / "resnet" / "model.pt2") as old, zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as new:
         for name in old.namelist():
             new.writestr(name, b"\0" * 50_000_000 if name.endswith("weight_0") else old.read(name))
-    with pytest.raises(ProgramError, match=r"unpacks to .* more than the file itself"):
+    with pytest.raises(LoadError, match=r"unpacks to .* more than the file itself"):
         read_program(bomb)
 
 

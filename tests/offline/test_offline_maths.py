@@ -25,7 +25,7 @@ from esper.offline.critic import ActionValues, FactoredCritic, Twin
 from esper.offline.diversity import diversity, effective_number
 from esper.offline.fitting import (
     BrokenLearningError,
-    Pace,
+    FitConfig,
     fit,
     imitation_losses,
     mean_where,
@@ -252,7 +252,7 @@ def test_the_best_average_is_kept() -> None:
         toy_rows(),
         lambda part: (point.at - 1.0).square(),
         lambda: (point.at - 0.3).abs(),
-        Pace(epochs=300, episodes=12, learning_rate=0.02, seed=0),
+        FitConfig(epochs=300, batch_episodes=12, learning_rate=0.02, seed=0),
         lambda what, done, of, loss: seen.append(loss),
     )
     assert len(seen) == 300
@@ -324,7 +324,7 @@ def test_diversity_tells_a_single_teacher_from_a_mixture() -> None:
         (lambda: IQLConfig(conservative=-1.0), "conservative"),
         (lambda: IQLConfig(temperature=math.nan), "temperature"),
         (lambda: IQLConfig(conservative=math.inf), "conservative"),
-        (lambda: Pace(0, 1, 1e-3, 0), "epochs and episodes must be at least 1"),
+        (lambda: FitConfig(epochs=0), "epochs must be a whole number of at least 1, not 0"),
     ],
 )
 def test_settings_that_make_no_sense(make: object, message: str) -> None:
@@ -335,7 +335,7 @@ def test_settings_that_make_no_sense(make: object, message: str) -> None:
 def test_learning_that_breaks_gives_no_weights() -> None:
     """By its weights, or by a held-out loss that never is a number; a share of errors does not show the former."""
     module, rows = fitted()
-    pace = Pace(1, 4, 1e-3, 0)
+    pace = FitConfig(epochs=1, batch_episodes=4, learning_rate=1e-3)
     with pytest.raises(BrokenLearningError, match="weights of the policy became NaN or infinite in epoch 1"):
         fit(
             "policy", module, rows, lambda part: module.weight.sum() * math.nan, lambda: torch.tensor(0.5), pace, silent

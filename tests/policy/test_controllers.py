@@ -242,13 +242,13 @@ def test_a_schedule_is_read_from_a_file_and_a_missing_one_is_refused(tmp_path: P
     path = tmp_path / "early.toml"
     path.write_text(ENTRY)
     assert make_controller(str(path)).name == "early"
-    with pytest.raises(ValueError, match="cannot read the controller"):
+    with pytest.raises(ValueError, match="cannot read"):
         make_controller(str(tmp_path / "absent.toml"))
     path.write_text("name = ")
     with pytest.raises(ValueError, match=r"early\.toml is not valid TOML: "):
         make_controller(str(path))
     path.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(ValueError, match="cannot read the controller") as refusal:
+    with pytest.raises(ValueError, match="cannot read") as refusal:
         make_controller(str(path))
     assert "\n" not in str(refusal.value)
 

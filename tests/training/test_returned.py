@@ -140,7 +140,7 @@ def test_a_model_that_cannot_be_copied_is_refused_with_the_cure() -> None:
     model = small_net()
     model.lock = os.scandir(".")  # type: ignore[assignment]
     for in_place in (False, True):  # both need a copy of the modules, and one of the tensors
-        with pytest.raises(ExportError, match=r"this Sequential cannot be copied by copy.deepcopy \(cannot pickle"):
+        with pytest.raises(ExportError, match=r"this Sequential cannot be copied by copy.deepcopy .*: cannot pickle"):
             quick_grow(model=model, in_place=in_place)
         assert bare(model)
 

@@ -115,6 +115,7 @@ def _is_interrupt(error: BaseException) -> bool:
 def _parse(name: str, words: list[str]) -> Command:
     import tyro
 
+    from esper.cli.options import optional_values
     from esper.config import read_table, required, settings_from
 
     kind: Any = importlib.import_module(f"esper.cli.{name.replace('-', '_')}").COMMAND
@@ -126,7 +127,8 @@ def _parse(name: str, words: list[str]) -> Command:
     with redirect_stderr(io.StringIO()) as said:
         try:
             values = (tyro.conf.EnumChoicesFromValues,)
-            command: Command = tyro.cli(kind, prog=f"esper {name}", args=words, default=default, config=values)
+            with optional_values():
+                command: Command = tyro.cli(kind, prog=f"esper {name}", args=words, default=default, config=values)
             return command
         except SystemExit as stopped:
             if not stopped.code:  # --help

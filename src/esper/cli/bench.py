@@ -6,14 +6,16 @@ import json
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import product
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
+
+import torch
 
 from esper.cli.options import check_gpu_options
 from esper.config import COUNTS
+from esper.engine.gc_control import deferred_gc
 from esper.engine.precision import Precision
-
-if TYPE_CHECKING:
-    from esper.training.speed import Speed
+from esper.training.own.grow import pick_device
+from esper.training.speed import WORKS, Speed, measure_images, measure_steps
 
 WorkName = Literal["small", "large", "large-batch", "tiny"]
 
@@ -46,12 +48,6 @@ class Bench:
     """Print JSON instead of a table."""
 
     def run(self) -> int:
-        import torch
-
-        from esper.engine.gc_control import deferred_gc
-        from esper.training.own.grow import pick_device
-        from esper.training.speed import WORKS, measure_images, measure_steps
-
         sizes = _sizes(self.envs)
         device = pick_device(self.device)
         check_gpu_options(self.precision, self.compiled, device)

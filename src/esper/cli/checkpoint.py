@@ -9,6 +9,8 @@ from typing import Annotated, Literal
 
 import tyro
 
+from esper.cli.options import by_default
+
 
 @dataclass(frozen=True)
 class CheckpointCommand:
@@ -18,8 +20,8 @@ class CheckpointCommand:
     """inspect or upgrade."""
     path: Annotated[Path, tyro.conf.Positional]
     """The checkpoint."""
-    out: Path | None = None
-    """Where the upgraded one goes; the default is in place."""
+    out: Annotated[Path | None, by_default("in place")] = None
+    """Where the upgraded one goes."""
 
     def run(self) -> int:
         from esper.agent.checkpoints import (

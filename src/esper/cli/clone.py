@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
+import torch
 import tyro
+from rich.console import Console
+from rich.table import Table
 
-from esper.cli.options import ConfigOptions, claim_file
+from esper.actions import BLENDS, Op
+from esper.agent.policies import growth_network_config, save_policy
+from esper.cli.compare import Compare, labelled
+from esper.cli.options import ConfigOptions, by_default, claim_file
 from esper.cli.terminal import Progress, wide_console
-from esper.offline.cloning import CloneConfig
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import Console
-
-    from esper.cli.compare import Compare
-    from esper.offline.agreement import HeadAgreement
-    from esper.offline.fitting import Learned
-    from esper.offline.recording import Recording
+from esper.growth.blueprints import blueprint_names
+from esper.offline.agreement import HeadAgreement
+from esper.offline.cloning import CloneConfig, clone
+from esper.offline.fitting import Learned
+from esper.offline.recording import Recording, growth_schema, of_controller, read
+from esper.tasks.draws import comparison_draws
+from esper.tasks.family import family_of
+from esper.training.catalogue import RULES
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,15 +38,11 @@ class FromRecording(ConfigOptions):
     No file may be there."""
     compare_episodes: int = 16
     """Held-out problems for the comparison at the end; 0 leaves it out."""
-    task: str | None = None
-    """Family for that comparison; the default is the recording's own."""
+    task: Annotated[str | None, by_default("the recording's own")] = None
+    """Family for that comparison."""
 
     def _learn(self, how: str, recording: Recording, config: Any, method: Callable[..., Learned]) -> int:
         """Learn, write the policy, and show how well it agrees with its teachers and does in the environment."""
-        import torch
-
-        from esper.agent.policies import growth_network_config
-
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         if self.out.suffix != ".safetensors" or self.out.with_suffix("").is_file():
             raise ValueError(f"the policy goes to a .safetensors file beside a folder of its name, not to {self.out}")
@@ -63,11 +63,6 @@ class FromRecording(ConfigOptions):
 
     def _planned(self, recording: Recording, seed: int) -> Compare | None:
         """The comparison at the end, found to be possible before anything is learnt; None if there is none."""
-        from esper.cli.compare import Compare, labelled
-        from esper.tasks.draws import comparison_draws
-        from esper.tasks.family import family_of
-        from esper.training.catalogue import RULES
-
         task, episodes = self.task or recording.task, self.compare_episodes
         if not episodes or task is None:
             return None
@@ -96,13 +91,10 @@ class Clone(FromRecording, CloneConfig):
     """Learn to imitate the controllers of a recording; judge the result by agreement and in the environment."""
 
     out: Path = Path("clone.safetensors")
-    teacher: str | None = None
-    """Imitate this controller only; the default is all that were recorded, alike."""
+    teacher: Annotated[str | None, by_default("all that were recorded, alike")] = None
+    """Imitate this controller only."""
 
     def run(self) -> int:
-        from esper.offline.cloning import clone
-        from esper.offline.recording import growth_schema, of_controller, read
-
         recording = read(self.recording, growth_schema())
         if self.teacher is not None:
             recording = replace(recording, episodes=of_controller(recording.episodes, self.teacher))
@@ -111,9 +103,6 @@ class Clone(FromRecording, CloneConfig):
 
 def save(path: Path, learned: Learned, how: str, config: Any, recording: Recording) -> None:
     """An ordinary checkpoint that says where it comes from."""
-    from esper.agent.policies import save_policy
-    from esper.growth.blueprints import blueprint_names
-
     data = {
         "learned_by": how,
         "config": asdict(config),
@@ -127,8 +116,6 @@ def save(path: Path, learned: Learned, how: str, config: Any, recording: Recordi
 
 def show_agreement(console: Console, learned: Learned) -> None:
     """Accuracy per head on problems that were not learnt from, and what was taken for what."""
-    from rich.table import Table
-
     found = learned.agreement
     console.print(f"Agreement with the recorded controllers on {found.episodes} held-out episodes")
     table = Table("head", "steps", "accuracy", "balanced", box=None, pad_edge=False)
@@ -143,8 +130,6 @@ def show_agreement(console: Console, learned: Learned) -> None:
 
 
 def _show_confusion(console: Console, name: str, head: HeadAgreement) -> None:
-    from rich.table import Table
-
     names = _choices(name, len(head.confusion))
     seen = [i for i, row in enumerate(head.confusion) if sum(row) or any(other[i] for other in head.confusion)]
     if len(seen) < 2:
@@ -156,9 +141,6 @@ def _show_confusion(console: Console, name: str, head: HeadAgreement) -> None:
 
 
 def _choices(head: str, count: int) -> list[str]:
-    from esper.actions import BLENDS, Op
-    from esper.growth.blueprints import blueprint_names
-
     named = {"op": [op.name for op in Op], "blend": list(BLENDS), "blueprint": list(blueprint_names())}
     return named.get(head, [str(i) for i in range(count)])
 

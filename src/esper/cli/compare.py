@@ -6,15 +6,21 @@ import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from esper.cli.options import claim_file, file_name, pick_workers, refuse_if_it_holds, results_folder
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from esper.cli.options import by_default, claim_file, file_name, pick_workers, refuse_if_it_holds, results_folder
 from esper.cli.terminal import Progress, clock, styled, wide_console, with_interval
+from esper.env.rent import RENT_RATE
 from esper.files import write_whole
+from esper.training.interrupt import interruptible
 
 if TYPE_CHECKING:
     import torch
-    from rich.console import Console
 
     from esper.tasks.family import Family
     from esper.training.comparison import Comparison, Row
@@ -34,13 +40,12 @@ class Compare:
     """Held-out draws; every controller works on all of them."""
     seed: int = 0
     """Another seed, other draws."""
-    workers: int | None = None
-    """Processes that share the work; the default is one per CPU core, or one with a GPU. The results do not change."""
+    workers: Annotated[int | None, by_default("one per CPU core; one with a GPU")] = None
+    """Processes that share the work. The results do not change."""
     controls: bool = True
     """Also train static networks: wider hosts, and the best controller's final networks from scratch."""
-    out: Path | None = None
-    """Folder for the table as JSON and the plot, without an earlier comparison in it; the default is
-    compared/TASK-SEED, or compared/TASK-SEED-2 and so on."""
+    out: Annotated[Path | None, by_default("compared/TASK-SEED, or the same with -2, -3, … after it")] = None
+    """Folder for the table as JSON and the plot, without an earlier comparison in it."""
     json: str | None = None
     """Also write the JSON to this file, whatever it held; - is the standard output, in place of the table."""
     data_dir: Path | None = None
@@ -59,6 +64,7 @@ class Compare:
         from esper.tasks.family import family_of
         from esper.training.comparison import summarise, to_json
         from esper.training.own.grow import pick_device
+        from esper.training.plots import drawn, plot_comparison
 
         refuse_if_it_holds(self.out, ("comparison.json",), "a comparison")
         numbers = comparison_draws(self.episodes, self.seed)
@@ -74,7 +80,11 @@ class Compare:
             rows = summarise(found)
             facts = to_json(found, rows)
             written = _write(out, self.json, facts)
-        written += _plot(out / "comparison.png", found, rows, console)
+        picture = out / "comparison.png"
+        if rows and (problem := drawn(plot_comparison, picture, found, rows)):
+            console.print(f"note: {problem}")
+        elif rows:
+            written.append(str(picture))
         if self.json == "-":
             print(json.dumps(facts, indent=1))
         _show(console, found, rows)
@@ -90,7 +100,6 @@ class Compare:
         console: Console,
     ) -> Comparison:
         from esper.training.comparison import compare
-        from esper.training.interrupt import interruptible
 
         with interruptible() as interrupt, Progress(console) as watch:
             return compare(
@@ -133,26 +142,10 @@ def _write(out: Path, also: str | None, facts: dict[str, Any]) -> list[str]:
     return [str(kept), str(also)]
 
 
-def _plot(path: Path, found: Comparison, rows: list[Row], console: Console) -> list[str]:
-    from esper.training.plots import PlotUnavailableError, plot_comparison
-
-    if not rows:
-        return []
-    try:
-        plot_comparison(path, found, rows)
-    except PlotUnavailableError as error:
-        console.print(f"note: {error}")
-        return []
-    return [str(path)]
-
-
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
 def _show(console: Console, found: Comparison, rows: list[Row]) -> None:
-    from rich import box
-    from rich.table import Table
-
     if found.interrupted:
         console.print("Interrupted: this is what was completed.")
     if not rows:
@@ -178,8 +171,6 @@ def _show(console: Console, found: Comparison, rows: list[Row]) -> None:
 
 def _columns(found: Comparison) -> dict[str, Callable[[Row], str]]:
     """Heading → cell of up to three lines, as markup. A column that has nothing to say in any row is left out."""
-    from rich.markup import escape
-
     rule = found.best_rule()
 
     def against_rule(row: Row) -> str:
@@ -206,8 +197,6 @@ def _chance(estimate: Estimate | None) -> str:
 
 
 def _name(row: Row, draws: int) -> str:
-    from rich.markup import escape
-
     star = " *" if row.on_front else ""
     part = f"\n[dim]{row.episodes} of {draws} draws[/dim]" if row.episodes != draws else ""
     head, colon, rest = escape(row.name).partition(": ")
@@ -218,8 +207,6 @@ def _name(row: Row, draws: int) -> str:
 
 
 def _legend(found: Comparison, rows: list[Row]) -> list[str]:
-    from esper.env.rent import RENT_RATE
-
     rule = found.best_rule()
     lines = [
         f"score: test accuracy − {RENT_RATE:g} points per extra host-size of parameters; IQM: its inter-quartile mean",

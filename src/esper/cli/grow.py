@@ -6,21 +6,20 @@ import json
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+from rich.console import Console, Group
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
-from esper.cli.options import file_name, refuse_if_it_holds, results_folder
-from esper.cli.terminal import fits, show_rows, wide_console
+from esper.cli.options import by_default, file_name, refuse_if_it_holds, results_folder
+from esper.cli.terminal import Watch, fits, show_rows, wide_console
 from esper.env.rent import RENT_RATE
+from esper.lifecycle import Contrast
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
-    from rich.console import Console
-    from rich.table import Table
-
     from esper.engine.eager import EpochRecord
-    from esper.lifecycle import Contrast
     from esper.tasks.family import Draw
     from esper.tasks.registry import Task
     from esper.training.own.history import History, SeedStory
@@ -38,21 +37,20 @@ class Grow:
 
     task: str = "mnist1d"
     """What to learn; `esper info` lists the tasks. Or a family of problems (mixed, mixed/vector, natural)."""
-    draw: int | None = None
-    """Number of the held-out problem of a family, which brings its own data, host, epochs and limits; 0 if not given.
-    The same numbers are those of `esper compare`."""
+    draw: Annotated[int | None, by_default("0")] = None
+    """Number of the held-out problem of a family, which brings its own data, host, epochs and limits. The same
+    numbers are those of `esper compare`."""
     controller: str = DEFAULT_CONTROLLER
     """Who decides: none, random, schedule, heuristic, a learned one by name (`esper info` lists them), or the path of a
     .toml, a checkpoint, or a run."""
-    epochs: int | None = None
-    """Epochs of training; the controller acts once per epoch. The default is 40, or what the family's problem has."""
+    epochs: Annotated[int | None, by_default(f"{EPOCHS}, or what the family's problem has")] = None
+    """Epochs of training; the controller acts once per epoch."""
     seed: int = 0
     """Decides the data split, the host's start, its minibatches and its seeds."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
-    out: Path | None = None
-    """Folder for the results, which must not hold a grown model yet. The default is a new one every time:
-    grown/TASK-CONTROLLER-SEED or grown/TASK-CONTROLLER-draw-DRAW, then the same with -2, -3, … after it."""
+    out: Annotated[Path | None, by_default("grown/TASK-CONTROLLER-SEED or -draw-DRAW, or with -2, … after it")] = None
+    """Folder for the results, which must not hold a grown model yet."""
     param_budget: int | None = None
     """Most parameters that the grown network may have."""
     max_seeds: int | None = None
@@ -74,6 +72,7 @@ class Grow:
 
         from esper.training.catalogue import make_controller
         from esper.training.own.grow import grow_task, pick_device
+        from esper.training.plots import drawn, plot_history
 
         refuse_if_it_holds(self.out, MODEL_FILES, "a grown model")
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
@@ -97,7 +96,9 @@ class Grow:
                     on_remark=partial(note, console),
                 )
             remarks = [*grown.remarks, *grown.save(out).warnings]
-        remarks += plot(out / "growth.png", grown, control_accuracies, task)
+        title = f"{task.name}: {task.description}; controller: {grown.history.controller}"
+        if missing := drawn(plot_history, out / "growth.png", grown.history, control_accuracies, title):
+            remarks.append(missing)
         if self.json:
             print(json.dumps(facts_of(grown, task, out), indent=2))
         else:
@@ -136,42 +137,23 @@ class Grow:
 # -- what a person sees of a network while it grows, and when it has grown ---------------------------------------------
 
 
-class GrowWatch:
+class GrowWatch(Watch):
     """A live table while a person watches; a line every few epochs when the output goes to a file."""
 
     def __init__(self, console: Console, task: Task, epochs: int, control_accuracies: list[float]) -> None:
-        self.console, self.task, self.epochs = console, task, epochs
-        self.control = control_accuracies
+        what = TextColumn("growing {task.description}", markup=False)
+        self.bar = Progress(what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+        self.job = self.bar.add_task(task.name, total=epochs)
+        super().__init__(console, self.bar)
+        self.task, self.epochs, self.control = task, epochs, control_accuracies
 
-    def __enter__(self) -> Callable[[EpochRecord, EpochRecord | None], None]:
-        from rich.live import Live
-        from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-        self.bar = Progress(
-            TextColumn("growing {task.description}", markup=False),
-            BarColumn(),
-            MofNCompleteColumn(),
-            TimeRemainingColumn(),
-        )
-        self.job = self.bar.add_task(self.task.name, total=self.epochs)
-        self.live = Live(self.bar, console=self.console, transient=True) if self.console.is_terminal else None
-        if self.live:
-            self.live.start()
-        return self.on_epoch
-
-    def __exit__(self, *error: object) -> None:
-        if self.live:
-            self.live.stop()
-
-    def on_epoch(self, record: EpochRecord, control: EpochRecord | None) -> None:
+    def __call__(self, record: EpochRecord, control: EpochRecord | None) -> None:
         if control is not None:
             self.control.append(control.measured.accuracy)
         self.bar.advance(self.job)
         if record.verdict is not None:
             self.console.print(f"epoch {record.epoch + 1} broke and was undone: {record.verdict.message}")
         if self.live:
-            from rich.console import Group
-
             table = self._table(record, control)
             self.live.update(Group(self.bar, table) if fits(self.console, table) else self.bar)
         elif record.epoch % 10 == 9 or record.epoch + 1 == self.epochs:
@@ -181,8 +163,6 @@ class GrowWatch:
             )
 
     def _table(self, record: EpochRecord, control: EpochRecord | None) -> Table:
-        from rich.table import Table
-
         table = Table(box=None, pad_edge=False)
         for name in ("train loss", "val loss", "val accuracy", "not grown", "parameters", *self.task.slots):
             table.add_column(name)
@@ -195,17 +175,6 @@ class GrowWatch:
             *(f"{stage.name.lower()} {alpha:.2f}" for stage, alpha in zip(record.stages, record.alphas, strict=True)),
         )
         return table
-
-
-def plot(path: Path, grown: Grown, control: list[float], task: Task) -> list[str]:
-    from esper.training.plots import PlotUnavailableError, plot_history
-
-    try:
-        title = f"{task.name}: {task.description}; controller: {grown.history.controller}"
-        plot_history(path, grown.history, control, title=title)
-    except PlotUnavailableError as error:
-        return [str(error)]
-    return []
 
 
 def facts_of(grown: Grown, task: Task, out: Path) -> dict[str, Any]:

@@ -4,6 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from typing import Any
+
+from rich.table import Table
+from rich.text import Text
+
+import esper
+from esper.agent.shipped import provenance, shipped_names
+from esper.cli.terminal import wide_console
 
 
 @dataclass(frozen=True)
@@ -16,8 +24,6 @@ class Info:
     def run(self) -> int:
         import torch
 
-        import esper
-        from esper.agent.shipped import provenance, shipped_names
         from esper.growth.blueprints import LAYOUTS, blueprint_names
         from esper.tasks import task_names
         from esper.tasks.family import family_names
@@ -25,7 +31,7 @@ class Info:
 
         fits = {name: _layouts(name) for name in blueprint_names()}
         devices = ["cpu", *(f"cuda:{i} {torch.cuda.get_device_name(i)}" for i in range(torch.cuda.device_count()))]
-        facts: dict[str, object] = {
+        facts: dict[str, Any] = {
             "version": esper.__version__,
             "torch": str(torch.__version__),
             "devices": devices,
@@ -48,25 +54,15 @@ def _layouts(name: str) -> dict[str, str]:
     return {layout: entry.summary for layout, entry in found.items()}
 
 
-def _show(facts: dict[str, object]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from esper.agent.shipped import provenance, shipped_names
-    from esper.cli.terminal import wide_console
-
+def _show(facts: dict[str, Any]) -> None:
     console = wide_console()
     console.print(f"esper {facts['version']}, torch {facts['torch']}")
     for key in ("devices", "tasks", "families", "controllers"):
-        values = facts[key]
-        assert isinstance(values, list)
-        console.print(Text.assemble((key, "bold"), f": {', '.join(values)}"))
+        console.print(Text.assemble((key, "bold"), f": {', '.join(facts[key])}"))
     for name in shipped_names():
         console.print(Text.assemble((name, "bold"), f": {provenance(name)}"), highlight=False)
     table = Table("blueprint", "grows in", "what it is", box=None, pad_edge=False)
-    blueprints = facts["blueprints"]
-    assert isinstance(blueprints, dict)
-    for name, layouts in blueprints.items():
+    for name, layouts in facts["blueprints"].items():
         table.add_row(name, ", ".join(layouts), next(iter(layouts.values()), ""))
     console.print(table)
 

@@ -6,7 +6,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from esper.cli.clone import FromRecording
-from esper.offline.iql import IQLConfig
+from esper.offline.iql import IQLConfig, iql
+from esper.offline.recording import growth_schema, read
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,9 +20,6 @@ class Offline(FromRecording, IQLConfig):
     out: Path = Path("offline.safetensors")
 
     def run(self) -> int:
-        from esper.offline.iql import iql
-        from esper.offline.recording import growth_schema, read
-
         recording = read(self.recording, growth_schema())
         return self._learn("esper offline", recording, self.config_as(IQLConfig), iql)
 

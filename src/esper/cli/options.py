@@ -13,9 +13,15 @@ import shutil
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import reduce
 from itertools import count
+from operator import or_
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from types import NoneType
+from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
+
+import tyro
+from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
 from esper.config import ABOVE_0, COUNTS, SHARE, WITHIN_0_AND_1, Count, Range, check_number, special_kind
 
@@ -93,6 +99,37 @@ def check_options(name: str, command: object) -> None:
 def option_name(field: str) -> str:
     """A field as an option: its name, but for the one that has another on the shell."""
     return {"run_dir": "--run"}.get(field, f"--{field.replace('_', '-')}")
+
+
+def by_default(words: str) -> object:
+    """Of an option whose default is found out later: what the help says about it."""
+    return tyro.conf.arg(help_behavior_hint=f"(default: {words})")
+
+
+def optional_values() -> ConstructorRegistry:
+    """How tyro shows and reads options of type `X | None`: as X, with "none" where nothing is set.
+
+    The word None is taken, too: some settings have a value by default, and None turns them off.
+    """
+    registry = ConstructorRegistry()
+
+    @registry.primitive_rule
+    def rule(info: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        if NoneType not in get_args(info.type):
+            return None
+        kind = reduce(or_, (part for part in get_args(info.type) if part is not NoneType))
+        spec = ConstructorRegistry.get_primitive_spec(PrimitiveTypeInfo.make(kind, info.markers))
+        if not isinstance(spec, PrimitiveConstructorSpec):  # a table of settings
+            return None
+        return dataclasses.replace(
+            spec,
+            instance_from_str=lambda words: None if words == ["None"] else spec.instance_from_str(words),
+            is_instance=lambda value: value is None or spec.is_instance(value),
+            str_from_instance=lambda value: ["none"] if value is None else spec.str_from_instance(value),
+            choices=None,
+        )
+
+    return registry
 
 
 def _check_text(option: str, text: str) -> None:

@@ -11,7 +11,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from rich.table import Table
+from rich.text import Text
 from tyro.conf import Positional, arg
+
+from esper.cli.terminal import wide_console
 
 Cells = Sequence[object]
 STEPS_BETWEEN_TURNS = 100_000
@@ -108,21 +112,13 @@ def _print_json(columns: list[str], rows: Iterable[Cells]) -> None:
 
     separator = "["
     for row in rows:
-        print(separator + "\n  " + to_json(dict(zip(columns, map(_plain, row), strict=True))), end="")
+        cells = (value.hex() if isinstance(value, bytes) else value for value in row)
+        print(separator + "\n  " + to_json(dict(zip(columns, cells, strict=True))), end="")
         separator = ","
     print("\n]" if separator == "," else "[]")
 
 
-def _plain(value: object) -> object:
-    return value.hex() if isinstance(value, bytes) else value
-
-
 def _print_table(columns: list[str], rows: Iterable[Cells]) -> None:
-    from rich.table import Table
-    from rich.text import Text
-
-    from esper.cli.terminal import wide_console
-
     table = Table(box=None, pad_edge=False)
     every = list(rows)
     for i, name in enumerate(columns):

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from esper.cli.options import claim, pick_workers
+from rich.console import Console
+from rich.table import Table
+
+from esper.cli.options import by_default, claim, pick_workers
 from esper.cli.terminal import Progress, wide_console
+from esper.training.interrupt import interruptible
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from esper.policy.controller import Controller
     from esper.rollout.episodes import Episodes
     from esper.training.evaluation import Job
@@ -37,8 +40,8 @@ class Record:
     """Another seed, other problems."""
     out: Path = Path("recording")
     """Folder of the recording; it is made, or added to."""
-    workers: int | None = None
-    """Processes that share the work; the default is one per CPU core. The episodes do not change."""
+    workers: Annotated[int | None, by_default("one per CPU core")] = None
+    """Processes that share the work. The episodes do not change."""
 
     def run(self) -> int:
         import torch
@@ -49,7 +52,6 @@ class Record:
         from esper.tasks.family import get_family
         from esper.training.catalogue import make_controller
         from esper.training.evaluation import jobs_for
-        from esper.training.interrupt import interruptible
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         made: dict[str, Controller] = {name: make_controller(path) for name, path in labelled(self.controllers).items()}
@@ -70,8 +72,6 @@ class Record:
         return 130 if interrupt.requested else 0
 
     def _append(self, episodes: Episodes) -> None:
-        from importlib.metadata import version
-
         import torch
 
         from esper.env.reward import RewardConfig
@@ -118,8 +118,6 @@ def _files(played: Iterator[Episodes]) -> Iterator[Episodes]:
 
 def _show(console: Console, out: Path) -> None:
     """What the recording holds now, and how different the actions in it are."""
-    from rich.table import Table
-
     from esper.offline.diversity import diversity
     from esper.offline.recording import growth_schema, read
 

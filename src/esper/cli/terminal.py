@@ -5,13 +5,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
+
+from rich import box
+from rich.console import Console, RenderableType
+from rich.live import Live
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bars
+from rich.table import Table
+from rich.text import Text
 
 if TYPE_CHECKING:
-    from rich.console import Console
-    from rich.table import Table
-    from rich.text import Text
-
     from esper.training.statistics import Estimate
 
 SECONDS_BETWEEN_LINES = 15.0
@@ -26,8 +32,6 @@ def wide_console(*, stderr: bool = False, file_width: int = FILE_WIDTH) -> Conso
     Text is printed as it is: names, paths and messages may have brackets and colons, which rich would take for styles
     and emoji. What is to have a style is a `Text`, or has it by `style=`.
     """
-    from rich.console import Console
-
     console = Console(stderr=stderr, markup=False, emoji=False)
     if console.is_terminal:
         return console
@@ -36,15 +40,11 @@ def wide_console(*, stderr: bool = False, file_width: int = FILE_WIDTH) -> Conso
 
 def styled(markup: str) -> Text:
     """Of markup whose names are escaped."""
-    from rich.text import Text
-
     return Text.from_markup(markup, emoji=False)
 
 
 def fits(console: Console, table: Table) -> bool:
     """Whether every word of a table can be read; a terminal that is too narrow gets its words cut short."""
-    from rich.measure import Measurement
-
     anywhere = console.options.update(max_width=10_000)  # measured in a narrow place, everything claims to be narrow
     return Measurement.get(console, anywhere, table).minimum <= console.width
 
@@ -54,11 +54,6 @@ def show_rows(
 ) -> None:
     """A table in which the columns of the headings `wrapping` may break their lines; where that is still too wide for
     the terminal, a few lines per row."""
-    from rich import box
-    from rich.padding import Padding
-    from rich.table import Table
-    from rich.text import Text
-
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
     for heading, *cells in zip(headings, *rows, strict=True):
         parts = [part for cell in (heading, *cells) for part in (cell.split() if heading in wrapping else [cell])]
@@ -75,6 +70,23 @@ def show_rows(
             console.print(Padding(Text(f"{heading}: {cell}"), (0, 0, 0, 2)))
 
 
+class Watch:
+    """A live display for a person, of work that goes on; nothing where the output goes to a file."""
+
+    def __init__(self, console: Console, first: RenderableType) -> None:
+        self.console = console
+        self.live = Live(first, console=console, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live:
+            self.live.stop()
+
+
 class Progress:
     """Work done and the time that is left: a live bar for a person, a line now and then in a file."""
 
@@ -83,9 +95,6 @@ class Progress:
         self.started, self.done, self.said = time.perf_counter(), 0, -math.inf
 
     def __enter__(self) -> Progress:
-        from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
-        from rich.progress import Progress as Bars
-
         last = TextColumn(f"{self.unit}, {{task.description}}", markup=False)
         columns = (BarColumn(), MofNCompleteColumn(), last, TimeElapsedColumn())
         self.bar = Bars(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)

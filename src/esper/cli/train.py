@@ -8,12 +8,19 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
+import torch
 import tyro
+from rich.console import Console
+from rich.table import Table
 
+from esper import __version__
+from esper.agent.policies import LearnedController
+from esper.cli.compare import Compare
 from esper.cli.options import (
     ConfigOptions,
+    by_default,
     check_gpu_options,
     check_input,
     claim,
@@ -23,18 +30,19 @@ from esper.cli.options import (
     option_name,
     pick_workers,
 )
-from esper.cli.terminal import clock, wide_console
+from esper.cli.terminal import Watch, clock, wide_console
+from esper.engine.gc_control import deferred_gc
+from esper.telemetry import sinks
+from esper.telemetry.profiler import profiling
+from esper.telemetry.recorder import FanOut, RunRecorder, StoreRecorder
+from esper.telemetry.store import STORE_NAME, RunStore
+from esper.training.catalogue import policy_file
+from esper.training.interrupt import interruptible
+from esper.training.loop import Trainer, UpdateReport
+from esper.training.own.grow import pick_device
+from esper.training.progress import progress_of
+from esper.training.run_folder import RunFolder
 from esper.training.train_config import PRESETS, TrainConfig
-
-if TYPE_CHECKING:
-    import torch
-    from rich.console import Console
-    from rich.table import Table
-
-    from esper.telemetry.recorder import RunRecorder
-    from esper.telemetry.store import RunStore
-    from esper.training.loop import Trainer, UpdateReport
-    from esper.training.run_folder import RunFolder
 
 CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "tensorboard", "wandb"}
 """A run may go on longer, its files may have moved, and others may watch; anything else would make it another run."""
@@ -46,15 +54,14 @@ class Train(ConfigOptions, TrainConfig):
 
     preset: Literal["demo", "mixed", "mnist1d", "cifar10", "text"] = "mixed"
     """A complete configuration, which the other options change; with --preset NAME --help, its values are shown."""
-    run_dir: Annotated[Path | None, tyro.conf.arg(name="run")] = None
-    """Folder of the run; the default is runs/TASK-SEED."""
+    run_dir: Annotated[Path | None, tyro.conf.arg(name="run"), by_default("runs/TASK-SEED")] = None
+    """Folder of the run."""
     resume: Path | None = None
     """Continue the run in this folder, exactly where it stopped."""
     device: str = "auto"
     """cpu, cuda, …; auto is a GPU if there is one."""
-    workers: int | None = None
-    """Processes that share the environments; the default is one per CPU core. On a GPU one plays all of them. The
-    results do not change."""
+    workers: Annotated[int | None, by_default("one per CPU core; one on a GPU")] = None
+    """Processes that share the environments. The results do not change."""
     profile: Path | None = None
     """Write torch profiler traces of the first updates to this folder."""
 
@@ -69,21 +76,11 @@ class Train(ConfigOptions, TrainConfig):
         elif preset is not None:
             raise ValueError("a resumed run keeps its configuration: leave out --preset")
         else:
-            from esper.training.run_folder import RunFolder
-
             check_input("resume", Path(resume))
             config = RunFolder.open(Path(resume))[1]
         return cls(**{field.name: getattr(config, field.name) for field in fields(config)})
 
     def run(self) -> int:
-        import torch
-
-        from esper.engine.gc_control import deferred_gc
-        from esper.telemetry.recorder import FanOut, StoreRecorder
-        from esper.telemetry.store import STORE_NAME, RunStore
-        from esper.training.loop import Trainer
-        from esper.training.own.grow import pick_device
-
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         console = wide_console(stderr=False)
         device = pick_device(self.device)
@@ -105,10 +102,6 @@ class Train(ConfigOptions, TrainConfig):
 
     def _train(self, console: Console, trainer: Trainer, store: RunStore, undo: ExitStack) -> bool:
         """Whether it went on to the last update."""
-        from esper import __version__
-        from esper.telemetry.profiler import profiling
-        from esper.training.interrupt import interruptible
-
         trainer.resume()
         if trainer.update > trainer.config.updates:
             raise ValueError(f"--updates {self.updates} is too few: the run has made {trainer.update} already")
@@ -133,9 +126,6 @@ class Train(ConfigOptions, TrainConfig):
         """The run's folder, locked; its configuration, which is read and written under the lock; and what removes a new
         run again, unless it is popped. What cannot be used is found out before there is a folder.
         """
-        from esper.agent.policies import LearnedController
-        from esper.training.run_folder import RunFolder
-
         if self.resume is not None:
             folder, _ = RunFolder.open(self.resume)  # refuses what is no run before a lock is made in it
             with folder.lock():
@@ -165,8 +155,6 @@ class Train(ConfigOptions, TrainConfig):
             claim(self.profile)
 
     def _config(self) -> TrainConfig:
-        from esper.training.catalogue import policy_file
-
         if self.ppo.teacher_kl and self.init is None:
             raise ValueError("--teacher-kl needs a teacher: name its checkpoint with --init")
         config = self.config_as(TrainConfig)
@@ -194,10 +182,6 @@ class Train(ConfigOptions, TrainConfig):
 
     def _judge(self, console: Console, folder: RunFolder, config: TrainConfig, workers: int, took: str) -> int:
         """What was learnt: by its returns, and beside the rules on problems that nobody trained on."""
-        from esper.cli.compare import Compare
-        from esper.telemetry.store import STORE_NAME
-        from esper.training.progress import progress_of
-
         episodes = config.updates * config.envs
         console.print(
             f"Trained {config.updates} updates, {episodes} episodes, in {took}: {folder.path}", soft_wrap=True
@@ -235,8 +219,6 @@ def _flat(config: TrainConfig) -> Iterator[tuple[str, Any]]:
 
 
 def _check_sinks(config: TrainConfig) -> None:
-    from esper.telemetry import sinks
-
     if config.tensorboard:
         sinks.tensorboard()
     if config.wandb is not None:
@@ -245,13 +227,9 @@ def _check_sinks(config: TrainConfig) -> None:
 
 def _sinks(folder: Path, config: TrainConfig) -> Iterator[RunRecorder]:
     if config.tensorboard:
-        from esper.telemetry.sinks import TensorBoardSink
-
-        yield TensorBoardSink(folder / "tensorboard")
+        yield sinks.TensorBoardSink(folder / "tensorboard")
     if config.wandb is not None:
-        from esper.telemetry.sinks import WandbSink
-
-        yield WandbSink(config.wandb, name=folder.name, folder=folder, settings=config.to_json())
+        yield sinks.WandbSink(config.wandb, name=folder.name, folder=folder, settings=config.to_json())
 
 
 # -- what a person sees of a run while it goes on ----------------------------------------------------------------------
@@ -265,29 +243,19 @@ HEADINGS = {
 """In two lines, so that a terminal of 80 columns has room for all."""
 
 
-class TrainWatch:
+class TrainWatch(Watch):
     """A live table of the last updates for a person; a line per update in a file."""
 
     ROWS = 8
 
     def __init__(self, console: Console, trainer: Trainer) -> None:
-        self.console, self.trainer = console, trainer
-        self.started, self.first = time.perf_counter(), trainer.update
+        super().__init__(console, f"update {trainer.update + 1} of {trainer.config.updates} …")
+        self.trainer, self.started, self.first = trainer, time.perf_counter(), trainer.update
         self.reports: list[UpdateReport] = []
 
-    def __enter__(self) -> TrainWatch:
-        from rich.live import Live
-
-        begun = f"update {self.first + 1} of {self.trainer.config.updates} …"
-        self.live = Live(begun, console=self.console, transient=True) if self.console.is_terminal else None
-        if self.live:
-            self.live.start()
-        return self
-
     def __exit__(self, *error: object) -> None:
-        if self.live:
-            self.live.stop()
-        if self.console.is_terminal and self.reports:
+        super().__exit__(*error)
+        if self.live and self.reports:
             self.console.print(self._table())
 
     def __call__(self, report: UpdateReport) -> None:
@@ -306,8 +274,6 @@ class TrainWatch:
         return clock((time.perf_counter() - self.started) / done * remaining)
 
     def _table(self) -> Table:
-        from rich.table import Table
-
         done, total = self.reports[-1].update, self.trainer.config.updates
         rows = [_cells(report) for report in self.reports[-self.ROWS :]]
         judged = any(report.evaluation is not None for report in self.reports)

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
-from esper.cli.options import claim_file, pick_workers
+from rich.console import Console
+from rich.table import Table
+
+from esper.cli.options import by_default, claim_file, pick_workers
 from esper.cli.terminal import Progress, styled, wide_console, with_interval
 from esper.files import write_whole
+from esper.training.interrupt import interruptible
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from esper.training.comparison import Row
     from esper.training.tuning import Tuned
 
@@ -30,8 +33,8 @@ class TuneHeuristic:
     """Decides the candidates and the draws."""
     episodes: int = 16
     """Held-out draws on which the choice and the default settings are judged."""
-    workers: int | None = None
-    """Processes that share the work; the default is one per CPU core, or one with a GPU. The choice does not change."""
+    workers: Annotated[int | None, by_default("one per CPU core; one with a GPU")] = None
+    """Processes that share the work. The choice does not change."""
     out: Path = Path("heuristic.toml")
     """Where to write the settings: a controller for --controller and --controllers. No file may be there."""
     json: bool = False
@@ -42,7 +45,6 @@ class TuneHeuristic:
     def run(self) -> int:
         from esper.tasks.draws import comparison_draws
         from esper.tasks.family import get_family
-        from esper.training.interrupt import interruptible
         from esper.training.own.grow import pick_device
         from esper.training.tuning import as_toml, tune
 
@@ -69,22 +71,21 @@ class TuneHeuristic:
             f"best of {tuned.candidates} candidates; {tuned.steps:,} env-steps on training draws",
         ]
         write_whole(self.out, as_toml(tuned.settings, self.out.stem, remarks))
-        rows = [] if tuned.interrupted else self._judge(console, workers, device.type)
+        rows = [] if tuned.interrupted else self._judge(console, numbers, workers, device.type)
         if self.json:
             print(json.dumps(_facts(tuned, rows, self.out), indent=1))
         else:
             _show(console, tuned, rows, self.out)
         return 130 if tuned.interrupted else 0
 
-    def _judge(self, console: Console, workers: int, device: str) -> list[Row]:
-        from esper.tasks.draws import comparison_draws
+    def _judge(self, console: Console, numbers: Sequence[int], workers: int, device: str) -> list[Row]:
         from esper.training.comparison import compare, summarise
 
         with Progress(console) as watch:
             found = compare(
                 self.task,
                 {"heuristic": "heuristic", "tuned": str(self.out)},
-                comparison_draws(self.episodes, self.seed),
+                numbers,
                 controls=False,
                 workers=workers,
                 device=device,
@@ -108,8 +109,6 @@ def _facts(tuned: Tuned, rows: list[Row], out: Path) -> dict[str, Any]:
 
 
 def _show(console: Console, tuned: Tuned, rows: list[Row], out: Path) -> None:
-    from rich.table import Table
-
     console.print(
         f"Best of {tuned.candidates} candidates after {tuned.steps:,} env-steps: score {tuned.score:.1f} on validation "
         f"data of {tuned.draws} training draws"

@@ -12,7 +12,7 @@ import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -24,9 +24,7 @@ from esper.growth.model import GrowingModel, Survey, planted_modules
 from esper.growth.probe import AttachError, Probe, probe
 from esper.growth.replay import find_taps
 from esper.growth.visibility import find_visibility
-
-if TYPE_CHECKING:
-    from esper.lifecycle import Rules
+from esper.lifecycle import Rules
 
 __all__ = ["AttachError", "attach", "check_model", "inspect", "survey"]
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from safetensors.torch import save as serialize
@@ -60,27 +60,20 @@ def flops_per_example(model: nn.Module, example: Any) -> int:
 # -- to files -----------------------------------------------------------------------------------------------------
 
 
-def save(
-    model: nn.Module,
-    directory: str | Path,
-    example: Any,
-    *,
-    unfinished: Literal["keep", "drop"] = "keep",
-    history: Any = None,
-) -> Saved:
+def save(model: nn.Module, directory: str | Path, example: Any, *, history: Any = None) -> Saved:
     """Write a growing model, or a plain one made from it, to `directory`; `example` is a batch for its forward.
 
-    `history` is plain data for `history.json`; `unfinished` is as in `plain_model`. All files are made before the first
-    is written, and each appears complete or not at all, `architecture.json` last.
+    `history` is plain data for `history.json`. All files are made before the first is written, and each appears
+    complete or not at all, `architecture.json` last.
     """
     if not isinstance(model, GrowingModel) and (planted := planted_modules(model)):
         raise ExportError(
             f"seeds still grow in this {type(model).__name__} (at {planted[0]}): save the GrowingModel that holds it"
         )
-    plain = plain_model(model, unfinished=unfinished) if isinstance(model, GrowingModel) else copied(model)
+    plain = plain_model(model) if isinstance(model, GrowingModel) else copied(model)
     plain.eval()
     warnings = _check_example(plain, example)
-    if isinstance(model, GrowingModel) and unfinished == "keep":
+    if isinstance(model, GrowingModel):
         warnings += _difference(model, plain, example, "the plain model")
     plain.cpu()  # a model that was trained on a GPU must load where there is none
     example = tree_map_only(Tensor, lambda tensor: tensor.detach().cpu(), example)

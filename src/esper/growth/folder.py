@@ -10,11 +10,8 @@ have. So there is no limit for honest models, however large, and a small file ca
 from __future__ import annotations
 
 import hashlib
-import io
 import json
 import math
-import os
-import stat
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -31,7 +28,8 @@ from torch.nn.modules.module import (
     register_module_parameter_registration_hook,
 )
 
-from esper.errors import first_line
+from esper.config import read_small
+from esper.errors import refused
 
 ARCHITECTURE = "architecture.json"
 FILES = ("model.safetensors", "model.pt2", "model.py", "history.json")
@@ -73,25 +71,15 @@ def _own_digest(architecture: dict[str, Any]) -> str:
 def read_architecture(folder: Path) -> dict[str, Any]:
     """`architecture.json`, after a look at every file beside it that it names."""
     path = folder / ARCHITECTURE
-    try:
-        with open_file(path) as file:
-            size = os.fstat(file.fileno()).st_size
-            if size > MOST_JSON_BYTES:
-                raise LoadError(f"{path} has {size:,} bytes: at most {MOST_JSON_BYTES:,} are read")
-            found = json.loads(file.read(MOST_JSON_BYTES).decode())
-    except FileNotFoundError:
-        if any((folder / name).exists() for name in FILES):
+    with refused(LoadError, f"{path} is damaged or cannot be read", OSError, ValueError, RecursionError):
+        if not path.exists() and any((folder / name).exists() for name in FILES):
             raise LoadError(
                 f"{folder} holds a model that was not saved to the end: there is no {ARCHITECTURE}, which is written "
                 "last; save the model again"
-            ) from None
-        raise LoadError(f"{folder} holds no saved model: there is no {ARCHITECTURE} in it") from None
-    except LoadError:
-        raise
-    except OSError as error:
-        raise LoadError(f"{path} cannot be read: {error.strerror}") from error
-    except (ValueError, RecursionError) as error:
-        raise LoadError(f"{path} is damaged: {first_line(error)}") from error
+            )
+        if not path.exists():
+            raise LoadError(f"{folder} holds no saved model: there is no {ARCHITECTURE} in it")
+        found = json.loads(read_small(path, MOST_JSON_BYTES))
     _check_format(found, path)
     _check_digests(found, folder)
     return found  # type: ignore[no-any-return]
@@ -109,36 +97,26 @@ def _check_format(found: Any, path: Path) -> None:
 
 
 def _check_digests(architecture: dict[str, Any], folder: Path) -> None:
-    path = folder / ARCHITECTURE
-    digests = architecture.get("digests")
+    path, digests = folder / ARCHITECTURE, architecture.get("digests")
     if digests is None:  # saved before there were any
         return
     if not isinstance(digests, dict) or not digests.keys() <= {ARCHITECTURE, *FILES}:
         raise LoadError(f"{path} is damaged: its digests are not those of a model's files")
     if digests.get(ARCHITECTURE) != _own_digest(architecture):
         raise LoadError(f"{path} is damaged, or was changed after it was saved: its digest does not fit")
-    for name in FILES:
-        if name not in digests:  # not of this model; a person may keep files of their own here
-            continue
-        try:
-            with open_file(folder / name) as file:
-                digest = f"sha256:{hashlib.file_digest(file, 'sha256').hexdigest()}"
-        except FileNotFoundError:
-            continue  # who needs it will miss it; a folder may be kept without, say, model.pt2
-        except OSError as error:
-            raise LoadError(f"{folder / name} cannot be read: {error.strerror}") from error
-        if digest != digests[name]:
-            raise LoadError(f"{folder / name} is damaged, or was changed after it was saved: its digest does not fit")
+    # A folder may hold files of other origin, and may be kept without, say, model.pt2: who needs it will miss it.
+    for file in (folder / name for name in FILES if name in digests and (folder / name).exists()):
+        check_plain(file)
+        with refused(LoadError, f"{file} cannot be read", OSError), file.open("rb") as content:
+            digest = f"sha256:{hashlib.file_digest(content, 'sha256').hexdigest()}"
+        if digest != digests[file.name]:
+            raise LoadError(f"{file} is damaged, or was changed after it was saved: its digest does not fit")
 
 
-def open_file(path: Path) -> io.BufferedReader:
-    """A plain file, opened for reading. A pipe or a device would block, or never end."""
-    descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    file = os.fdopen(descriptor, "rb") if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
-    if file is None:
-        os.close(descriptor)
+def check_plain(path: Path) -> None:
+    """Refuse a pipe or a device, whose reader would wait, or never end."""
+    if not path.is_file():
         raise LoadError(f"{path} is not a file")
-    return file
 
 
 # -- sizes ------------------------------------------------------------------------------------------------------------

@@ -6,13 +6,13 @@ import copy
 import math
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._pytree import keystr, tree_leaves_with_path
 
-from esper.errors import first_line
+from esper.errors import refused
 from esper.growth.blueprints import get_blueprint
 from esper.growth.graft import Grafted, graft
 from esper.growth.model import GrowingModel, is_growth_hook
@@ -20,31 +20,24 @@ from esper.growth.probe import AttachError, call, untouched
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot, SlotMode, preserved_rng
 from esper.growth.standalone import Graft
-from esper.lifecycle import IN_FORWARD, Stage
+from esper.lifecycle import IN_FORWARD
 
 
 class ExportError(ValueError):
     """A model that cannot be exported, with the reason."""
 
 
-def plain_model(
-    growing: GrowingModel, *, unfinished: Literal["keep", "drop"] = "keep", share: bool = False
-) -> nn.Module:
+def plain_model(growing: GrowingModel, *, share: bool = False) -> nn.Module:
     """A copy of the host in which each seed that acts on its output is a permanent part, without hooks of Esper's.
 
     Seeds that still blend or are on hold stay as they act now (a constant alpha), so that the outputs are the growing
-    model's; `unfinished="drop"` keeps fossilized seeds alone. Incubating seeds do not act and are never copied.
-    The user's own hooks are copied as `copy.deepcopy` copies them. The growing model is not touched. With `share`, the
-    copy is one of modules alone: its parameters and buffers are the host's own, which costs no memory.
+    model's. Incubating seeds do not act and are never copied. The user's own hooks are copied as `copy.deepcopy` copies
+    them. The growing model is not touched. With `share`, the copy is one of modules alone: its parameters and buffers
+    are the host's own, which costs no memory.
     """
-    if unfinished not in ("keep", "drop"):
-        raise ExportError(f"unfinished must be 'keep' or 'drop', not {unfinished!r}")
     host = _copy_host(growing, share=share)
-    kept = [slot for slot in growing.joined if slot.life.stage in IN_FORWARD]
-    if unfinished == "drop":
-        kept = [slot for slot in kept if slot.life.stage is Stage.FOSSILIZED]
     places = []
-    for slot in kept:
+    for slot in (slot for slot in growing.joined if slot.life.stage in IN_FORWARD):
         assert slot.seed is not None
         alpha = 1.0 if slot.life.alpha == 1.0 else float(slot.alpha)  # the tensor: its rounding is what acts
         places.append((slot.path, _plain(copy.deepcopy(slot.seed.body)), alpha, asdict(_record(slot, alpha))))
@@ -60,14 +53,9 @@ def copied(model: nn.Module, kept: Sequence[Any] = ()) -> nn.Module:
             # What a pass leaves behind (the older weight_norm does) torch refuses to copy; the next pass makes it anew.
             if isinstance(value, Tensor) and not value.is_leaf:
                 memo[id(value)] = value.detach().clone()
-    try:
+    cure = "remove the attribute that cannot, or give it a __deepcopy__"
+    with refused(ExportError, f"this {type(model).__name__} cannot be copied by copy.deepcopy ({cure})", Exception):
         return copy.deepcopy(model, memo)
-    except Exception as error:
-        detail = first_line(error)
-        raise ExportError(
-            f"this {type(model).__name__} cannot be copied by copy.deepcopy ({detail}): remove the attribute that "
-            "cannot, or give it a __deepcopy__"
-        ) from error
 
 
 def _copy_host(growing: GrowingModel, *, share: bool) -> nn.Module:

@@ -25,12 +25,9 @@ from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 from torch.fx import GraphModule
 
-from esper.errors import first_line
+from esper.errors import first_line, refused
+from esper.growth.folder import LoadError
 from esper.growth.probe import arguments, input_tensors, with_batch
-
-
-class ProgramError(ValueError):
-    """A file that is no program, or one that does more than arithmetic on tensors."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,12 +140,9 @@ def read_program(path: Path) -> nn.Module:
 
     content = path.read_bytes()  # read once: what is checked is what is loaded
     _check(content, path)
-    try:
+    with refused(LoadError, f"{path} cannot be loaded by torch {torch.__version__}", Exception):
         # Not torch.export.load, which falls back to an older format, all pickle, when this one fails.
-        program = load_pt2(io.BytesIO(content)).exported_programs["model"]
-        return program.module()
-    except Exception as error:
-        raise ProgramError(f"{path} cannot be loaded by torch {torch.__version__}: {first_line(error)}") from error
+        return load_pt2(io.BytesIO(content)).exported_programs["model"].module()
 
 
 _GUARDS = re.compile(
@@ -175,26 +169,22 @@ _PATH = re.compile(r"[\w.\-: /]*")
 
 
 def _check(content: bytes, path: Path) -> None:
-    try:
+    with refused(
+        LoadError, f"{path} is not a .pt2 archive, or it is damaged", RuntimeError, ValueError, RecursionError
+    ):
         archive = torch._C.PyTorchFileReader(io.BytesIO(content))  # the reader that the loader uses
         names = archive.get_all_records()
         sizes = {name: archive.get_record_size(name) for name in names}
         if (total := sum(sizes.values())) > len(content):  # torch packs without compression
-            raise ProgramError(f"{path} unpacks to {total:,} bytes, more than the file itself: it was not loaded")
+            raise LoadError(f"{path} unpacks to {total:,} bytes, more than the file itself: it was not loaded")
         documents = [json.loads(archive.get_record(name)) for name in names if name.endswith(".json")]
-    except ProgramError:
-        raise
-    except (RuntimeError, ValueError, RecursionError) as error:
-        raise ProgramError(f"{path} is not a .pt2 archive, or it is damaged: {first_line(error)}") from error
     if strange := [name for name in names if not _RECORDS.fullmatch(name)]:
-        raise ProgramError(
-            f"{path} holds {strange[0]!r:.60}, which no program of a grown model needs: it was not loaded"
-        )
+        raise LoadError(f"{path} holds {strange[0]!r:.60}, which no program of a grown model needs: it was not loaded")
     if sizes.get("data/sample_inputs/model.pt"):
-        raise ProgramError(f"{path} holds pickled example inputs: it was not written by Esper, and was not loaded")
+        raise LoadError(f"{path} holds pickled example inputs: it was not written by Esper, and was not loaded")
     for key, value in (pair for document in documents for pair in _pairs(document)):
         if not _is_harmless(key, value):
-            raise ProgramError(
+            raise LoadError(
                 f"{path} asks for {key[:60]!r} = {str(value)[:60]!r}, which is more than arithmetic: it was not loaded"
             )
 

@@ -20,18 +20,11 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from esper.actions import BLENDS
-from esper.errors import first_line
+from esper.errors import refused
 from esper.growth.blueprints import LAYOUTS, VISIBILITIES, SlotShape, blueprint_names, enclosed, get_blueprint
-from esper.growth.folder import (
-    LoadError,
-    Sizes,
-    TooLargeError,
-    open_file,
-    read_architecture,
-    without_memory,
-)
+from esper.growth.folder import LoadError, Sizes, TooLargeError, check_plain, read_architecture, without_memory
 from esper.growth.graft import fill, graft
-from esper.growth.program import ProgramError, read_program
+from esper.growth.program import read_program
 from esper.growth.slot import preserved_rng
 from esper.growth.standalone import Graft, find_host
 from esper.lifecycle import IN_FORWARD, Stage
@@ -58,26 +51,21 @@ def load(directory: str | Path, *, host: nn.Module | None = None, trust_program:
     weights = folder / "model.safetensors"
     sizes = _weight_sizes(weights)
     model = assemble(architecture, folder / "architecture.json", sizes, host)
-    try:
+    damage = (SafetensorError, OSError, ValueError, TypeError, AttributeError, RuntimeError)
+    with refused(LoadError, f"{weights} is damaged or belongs to another model", *damage):
         tensors = load_file(weights)
         _check_tied(architecture["tied"], tensors.keys(), folder / "architecture.json")
         _check_kinds(model, tensors)
         fill(model, tensors, architecture["tied"])
-    except LoadError:
-        raise
-    except (SafetensorError, OSError, ValueError, TypeError, AttributeError, RuntimeError) as error:
-        raise LoadError(f"{weights} is damaged or belongs to another model: {first_line(error)}") from error
     return model.eval()
 
 
 def _weight_sizes(weights: Path) -> Sizes:
-    try:
-        open_file(weights).close()
+    if not weights.exists():
+        raise LoadError(f"there is no {weights}: without the weights there is no model")
+    check_plain(weights)
+    with refused(LoadError, f"{weights} is damaged", SafetensorError, OSError):
         return Sizes.read(weights)
-    except FileNotFoundError:
-        raise LoadError(f"there is no {weights}: without the weights there is no model") from None
-    except (SafetensorError, OSError) as error:
-        raise LoadError(f"{weights} is damaged: {first_line(error)}") from error
 
 
 def _check_kinds(model: nn.Module, tensors: Mapping[str, Tensor]) -> None:
@@ -97,7 +85,12 @@ def assemble(architecture: dict[str, Any], path: Path, sizes: Sizes, host: nn.Mo
 
     It is built without memory first, and refused if it has more than weights of these `sizes` could fill.
     """
-    try:
+    whose = "a model that can be built" if host is None else f"this {type(host).__name__}"
+    wrong = (TypeError, ValueError, KeyError, AttributeError, RuntimeError, StopIteration, OverflowError)
+    with (
+        refused(LoadError, f"{path} does not describe {whose}", *wrong),
+        refused(LoadError, f"{path} describes another model than the weights beside it", TooLargeError),
+    ):
         sizes.check_modules(len(architecture["grafts"]))
         grafts = [_read_graft(graft_data, path) for graft_data in architecture["grafts"]]
         with preserved_rng(torch.device("cpu")):
@@ -107,13 +100,6 @@ def assemble(architecture: dict[str, Any], path: Path, sizes: Sizes, host: nn.Mo
                 else:
                     nn.ModuleList(_build_seed(record) for record in grafts)  # a list registers, and so counts, them
             return _grafted(_build_host(architecture["host"], path) if host is None else host, grafts)
-    except LoadError:
-        raise
-    except TooLargeError as error:
-        raise LoadError(f"{path} describes another model than the weights beside it: {error}") from error
-    except (TypeError, ValueError, KeyError, AttributeError, RuntimeError, StopIteration, OverflowError) as error:
-        whose = "a model that can be built" if host is None else f"this {type(host).__name__}"
-        raise LoadError(f"{path} does not describe {whose}: {first_line(error)}") from error
 
 
 def _grafted(model: nn.Module, grafts: list[Graft]) -> nn.Module:
@@ -218,18 +204,14 @@ def _load_program(folder: Path, architecture: dict[str, Any], *, trusted: bool) 
     path = folder / "model.pt2"
     name = architecture["host"].get("class") if isinstance(architecture["host"], dict) else None
     name = name if isinstance(name, str) and name.isidentifier() else "host"
-    try:
-        open_file(path).close()
-        if not trusted:
-            raise LoadError(
-                f"{folder} holds a {name}, which Esper cannot rebuild from data, and a program (model.pt2), which can "
-                f"run any code on this computer: pass host= with a fresh {name} to use the weights alone, or "
-                "trust_program=True if you trust whoever made the folder"
-            )
-        return read_program(path)
-    except FileNotFoundError:
+    if not path.exists():
+        raise LoadError(f"{path} does not exist, and Esper cannot rebuild a {name}: pass host= with a fresh one")
+    check_plain(path)
+    if not trusted:
         raise LoadError(
-            f"{path} does not exist, and Esper cannot rebuild a {name}: pass host= with a fresh one"
-        ) from None
-    except (ProgramError, OSError) as error:
-        raise LoadError(str(error)) from error
+            f"{folder} holds a {name}, which Esper cannot rebuild from data, and a program (model.pt2), which can "
+            f"run any code on this computer: pass host= with a fresh {name} to use the weights alone, or "
+            "trust_program=True if you trust whoever made the folder"
+        )
+    with refused(LoadError, f"{path} cannot be read", OSError):
+        return read_program(path)

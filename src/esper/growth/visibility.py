@@ -147,7 +147,8 @@ def _tried(model: nn.Module, example: Any, shapes: Mapping[str, SlotShape]) -> d
                 for path, seen in _causal(passes, number, flow, concerned).items():
                     found[path] = min(found[path], seen, key=list(VISIBILITIES).index)
     with_positions = [path for path, shape in shapes.items() if shape.layout != "dense"]
-    short = [path for path in with_positions if shapes[path].sizes == (1,) and _has_single_positions(example)]
+    single = any(1 in value.shape[1:] for value in input_tensors(example))
+    short = [path for path in with_positions if single and shapes[path].sizes == (1,)]
     if (with_positions and not tried) or short:
         raise AttachError(
             f"it cannot be seen which positions of {', '.join(short or with_positions)} read which ({problem}): give "
@@ -212,7 +213,3 @@ def _mixer(shape: SlotShape) -> Mixer:
         return h + h.cumsum(axis) / (count[:, None] if axis == 1 else count)
 
     return mix
-
-
-def _has_single_positions(example: Any) -> bool:
-    return any(1 in value.shape[1:] for value in input_tensors(example))

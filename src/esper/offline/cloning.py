@@ -13,9 +13,8 @@ import torch
 from torch import Tensor
 
 from esper.config import SHARE, check_number
-from esper.env.reward import DISCOUNT
 from esper.offline.agreement import agreement, choices_given
-from esper.offline.fitting import Learned, OnEpoch, Pace, imitate, mean_where, new_network, silent
+from esper.offline.fitting import FitConfig, Learned, OnEpoch, imitate, mean_where, new_network, silent
 from esper.offline.rows import Rows, prepare, split, units_of
 from esper.policy.distribution import OP
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
@@ -23,23 +22,14 @@ from esper.rollout.episodes import Episodes
 
 
 @dataclass(frozen=True, slots=True)
-class CloneConfig:
+class CloneConfig(FitConfig):
     """How to clone."""
 
-    epochs: int = 25
-    """Passes over the episodes; the step size falls to zero over them."""
-    batch_episodes: int = 16
-    """Episodes per minibatch."""
-    learning_rate: float = 2e-3
-    """Adam's step size."""
     balance: float = 0.2
     """0 counts every step alike, 1 every choice of a head alike however rare, and between is between."""
-    discount: float = DISCOUNT
-    """γ of the returns that the critic learns."""
-    seed: int = 0
-    """Decides the first weights and which problems are held out."""
 
     def __post_init__(self) -> None:
+        FitConfig.__post_init__(self)
         check_number("balance", self.balance, SHARE)
 
 
@@ -47,14 +37,13 @@ def clone(
     episodes: Episodes, network_config: NetworkConfig, config: CloneConfig, on_epoch: OnEpoch = silent
 ) -> Learned:
     """Imitate the controllers of these episodes: what they decided, not what exploration noise did instead."""
-    pace = Pace(config.epochs, config.batch_episodes, config.learning_rate, config.seed)
     parts = split(episodes, config.seed)
     network = new_network(network_config, config.seed)
     units = units_of(parts[0], network, config.discount)
     rows, stop_rows, judge_rows = (prepare(part, units, config.discount, action="label") for part in parts)
     weights = [class_weights(counts, config.balance) for counts in counted(rows, network.uses)]
     stop_rows = balanced(stop_rows, weights)
-    imitate(network, balanced(rows, weights), lambda: wrong(network, stop_rows), pace, on_epoch)
+    imitate(network, balanced(rows, weights), lambda: wrong(network, stop_rows), config, on_epoch)
     return Learned(network, units, agreement(network, judge_rows))
 
 

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import huber_loss
 
+from esper.config import WHOLE_AT_LEAST_1, check_ranges
+from esper.env.reward import DISCOUNT
 from esper.offline.agreement import Agreement
 from esper.offline.rows import Rows, Units
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig, NetworkOutput
@@ -47,19 +49,22 @@ class Learned:
 
 
 @dataclass(frozen=True, slots=True)
-class Pace:
-    """How long and how fast."""
+class FitConfig:
+    """How to learn from episodes, by any method."""
 
-    epochs: int
-    episodes: int
-    """Per minibatch."""
-    learning_rate: float
-    """At first; it falls to zero over the epochs."""
-    seed: int
+    epochs: int = 25
+    """Passes over the episodes, for the policy and before it for critics; the step size falls to zero over them."""
+    batch_episodes: int = 16
+    """Episodes per minibatch."""
+    learning_rate: float = 2e-3
+    """Adam's step size."""
+    discount: float = DISCOUNT
+    """γ of the returns that critics learn."""
+    seed: int = 0
+    """Decides the first weights and which problems are held out."""
 
     def __post_init__(self) -> None:
-        if self.epochs < 1 or self.episodes < 1:
-            raise ValueError(f"epochs and episodes must be at least 1, not {self.epochs} and {self.episodes}")
+        check_ranges(self, {"epochs": WHOLE_AT_LEAST_1, "batch_episodes": WHOLE_AT_LEAST_1})
 
 
 def fit(
@@ -68,20 +73,20 @@ def fit(
     rows: Rows,
     loss: Callable[[Rows], Tensor],
     judge: Callable[[], Tensor],
-    pace: Pace,
+    config: FitConfig,
     on_epoch: OnEpoch,
     after_step: Callable[[], None] = lambda: None,
 ) -> int:
     """Minimise `loss`; give `modules` the averaged weights for which `judge` was lowest, and say after which epoch."""
-    optimizer = torch.optim.Adam([p for p in modules.parameters() if p.requires_grad], lr=pace.learning_rate)
-    generator = torch.Generator().manual_seed(pace.seed)
+    optimizer = torch.optim.Adam([p for p in modules.parameters() if p.requires_grad], lr=config.learning_rate)
+    generator = torch.Generator().manual_seed(config.seed)
     live = [p.data for p in modules.parameters()]
     average = [tensor.clone() for tensor in live]
     best, best_epoch, kept, steps = float("inf"), 0, _copy(average), 0
-    for epoch in range(1, pace.epochs + 1):
+    for epoch in range(1, config.epochs + 1):
         for group in optimizer.param_groups:
-            group["lr"] = pace.learning_rate * (1.0 - (epoch - 1) / pace.epochs)
-        for part in rows.shuffled(pace.episodes, generator):
+            group["lr"] = config.learning_rate * (1.0 - (epoch - 1) / config.epochs)
+        for part in rows.shuffled(config.batch_episodes, generator):
             optimizer.zero_grad(set_to_none=True)
             loss(part).backward()  # type: ignore[no-untyped-call]
             nn.utils.clip_grad_norm_(modules.parameters(), MAX_GRADIENT)
@@ -98,7 +103,7 @@ def fit(
         torch._foreach_copy_(live, trained)
         if judged < best:
             best, best_epoch, kept = judged, epoch, _copy(average)
-        on_epoch(what, epoch, pace.epochs, judged)
+        on_epoch(what, epoch, config.epochs, judged)
     if best_epoch == 0:
         raise BrokenLearningError(f"nothing was learnt of the {what}: its held-out loss was never a number")
     torch._foreach_copy_(live, kept)
@@ -131,7 +136,7 @@ def losses_of(out: NetworkOutput, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def imitate(
-    network: FactoredRecurrentActorCritic, rows: Rows, judge: Callable[[], Tensor], pace: Pace, on_epoch: OnEpoch
+    network: FactoredRecurrentActorCritic, rows: Rows, judge: Callable[[], Tensor], config: FitConfig, on_epoch: OnEpoch
 ) -> int:
     """Teach the network the rows' weighted actions and their values."""
 
@@ -139,7 +144,7 @@ def imitate(
         decisions, values = imitation_losses(network, part)
         return decisions + values
 
-    return fit("policy", network, rows, loss, judge, pace, on_epoch)
+    return fit("policy", network, rows, loss, judge, config, on_epoch)
 
 
 def new_network(config: NetworkConfig, seed: int) -> FactoredRecurrentActorCritic:

@@ -21,13 +21,12 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ABOVE_0, AT_LEAST_0, WITHIN_0_AND_1, check_ranges
-from esper.env.reward import DISCOUNT
 from esper.offline.agreement import agreement
 from esper.offline.critic import FactoredCritic, Twin
 from esper.offline.fitting import (
+    FitConfig,
     Learned,
     OnEpoch,
-    Pace,
     fit,
     imitate,
     imitation_losses,
@@ -48,27 +47,20 @@ LEAST_SPREAD = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class IQLConfig:
+class IQLConfig(FitConfig):
     """How to learn."""
 
-    epochs: int = 25
-    """Passes over the episodes, for the critics and again for the policy; the step size falls to zero over them."""
     batch_episodes: int = 32
     """Episodes per minibatch."""
-    learning_rate: float = 2e-3
-    """Adam's step size."""
     expectile: float = 0.7
     """0.5 values what the data do on average, towards 1 what their best actions reach."""
     temperature: float = 0.5
     """In standard deviations of the advantage: small copies only the best actions, large copies all (cloning)."""
     conservative: float = 0.0
     """Weight of the term that keeps the values of actions nobody took low; 0 is plain IQL."""
-    discount: float = DISCOUNT
-    """γ of the returns that the critics learn."""
-    seed: int = 0
-    """Decides the first weights and which problems are held out."""
 
     def __post_init__(self) -> None:
+        FitConfig.__post_init__(self)
         check_ranges(self, {"expectile": WITHIN_0_AND_1, "temperature": ABOVE_0, "conservative": AT_LEAST_0})
 
 
@@ -89,7 +81,6 @@ class Values(nn.Module):
 
 def iql(episodes: Episodes, network_config: NetworkConfig, config: IQLConfig, on_epoch: OnEpoch = silent) -> Learned:
     """Learn from what was really done in these episodes, and what came of it."""
-    pace = Pace(config.epochs, config.batch_episodes, config.learning_rate, config.seed)
     parts = split(episodes, config.seed)
     network, values = new_network(network_config, config.seed), Values(network_config, config.seed)
     units = units_of(parts[0], network, config.discount)
@@ -100,13 +91,13 @@ def iql(episodes: Episodes, network_config: NetworkConfig, config: IQLConfig, on
         rows,
         lambda part: value_losses(values, part, units, config),
         lambda: return_error(values, stop_rows),
-        pace,
+        config,
         on_epoch,
         after_step=lambda: values.q.follow(TARGET_RATE),
     )
     spread = advantages(values, rows)[rows.valid].std(correction=0).clamp(min=LEAST_SPREAD)
     lesson, stop_lesson = (weighted(values, part, spread, config.temperature) for part in (rows, stop_rows))
-    imitate(network, lesson, lambda: imitation_losses(network, stop_lesson)[0], pace, on_epoch)
+    imitate(network, lesson, lambda: imitation_losses(network, stop_lesson)[0], config, on_epoch)
     judged = agreement(network, prepare(parts[2], units, config.discount, action="label"))
     return Learned(network, units, judged)
 

@@ -10,15 +10,6 @@ from __future__ import annotations
 
 TRAINING_DRAWS_PER_SEED = 1_000_000
 """`esper train` and `esper record` with seed s use the draws from s · 1,000,000 on: other seeds, other problems."""
-FIRST_CORRECTED = 4_000_000
-"""Where `benchmarks/recipe/correct.py` starts: no training run with a seed below 4 uses these draws."""
-FIRST_PLAYED = 6_000_000
-"""Where the rounds of `benchmarks/recipe` (portfolios, improvements) start: no run with a seed below 6 uses them."""
-FIRST_TAUGHT = 8_000_000
-"""Where `benchmarks/recipe/teach.py` starts: no training run with a seed below 8 uses these draws."""
-FIRST_JUDGED = 9_000_000
-"""No step of the recipe plays the draws from here on: `benchmarks/recipe/judge.py` chooses policies by them. A run
-with seed 9 would use them."""
 
 # -- held-out draws ----------------------------------------------------------------------------------------------------
 

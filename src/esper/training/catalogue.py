@@ -6,13 +6,12 @@ heuristic with those settings in place of its defaults, as `esper tune-heuristic
 
 from __future__ import annotations
 
-import tomllib
 from collections.abc import Callable
 from pathlib import Path
 
 from esper.agent.policies import LearnedController
 from esper.agent.shipped import provenance, shipped_names, shipped_path
-from esper.config import read_small, settings_from
+from esper.config import read_table, settings_from
 from esper.errors import did_you_mean
 from esper.policy.controller import ByHost, ColumnController, NoGrowth, RandomLegal
 from esper.policy.heuristic import Heuristic, HeuristicSettings
@@ -56,12 +55,7 @@ def _shipped(name: str) -> ColumnController:
 
 
 def _read_rule(path: Path) -> ColumnController:
-    try:
-        document = tomllib.loads(read_small(path))
-    except tomllib.TOMLDecodeError as error:
-        raise ValueError(f"{path} is not valid TOML: {error}") from error
-    except (OSError, UnicodeDecodeError, RecursionError) as error:
-        raise ValueError(f"cannot read the controller {path}: {error}") from error
+    document = read_table(path)
     if "heuristic" not in document:
         return parse_schedule(document, str(path), path.stem)
     for key in document:

@@ -27,7 +27,7 @@ from esper.training.controls import (
     gather_controls,
     static_widths,
 )
-from esper.training.evaluation import BATCH, PASSES, EpisodeResult, Job, Results, jobs_for, run_jobs
+from esper.training.evaluation import PASSES, EpisodeResult, Job, Results, jobs_for, run_jobs
 from esper.training.statistics import (
     Estimate,
     Floats,
@@ -108,17 +108,21 @@ def compare(
     numbers: Sequence[int],
     *,
     controls: bool = True,
+    scratch_of: str | None = None,
     workers: int = 1,
-    batch: int = BATCH,
     device: torch.device | str = "cpu",
     progress: OnProgress | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Comparison:
-    """Run the controllers on held-out draws, then the controls that their results call for."""
+    """Run the controllers on held-out draws, then the controls that their results call for.
+
+    `scratch_of`: whose networks are trained from scratch; the default is the best growing controller's.
+    """
     started = time.perf_counter()
-    meter = _Meter(progress, len(numbers) * (len(controllers) + (CONTROLS_EXPECTED if controls else 0)))
+    expected = len(numbers) * (len(controllers) + (CONTROLS_EXPECTED if controls else 0))
+    meter = _Meter(progress or (lambda done, total, what: None), expected)
     made = {label: make_controller(who) if isinstance(who, str) else who for label, who in controllers.items()}
-    jobs = jobs_for(family, controllers, numbers, batch=batch)
+    jobs = jobs_for(family, controllers, numbers)
     results = run_jobs(jobs, workers=workers, device=device, progress=meter.note, stop=stop)
     found = Comparison(
         family=family if isinstance(family, str) else family.name,
@@ -127,7 +131,7 @@ def compare(
         rules=frozenset(label for label, controller in made.items() if isinstance(controller, RuleController)),
     )
     if controls and not stop():
-        found = replace(found, scratch_of=best_growing(found))
+        found = replace(found, scratch_of=scratch_of or best_growing(found))
         plans, known = _plan(found)
         jobs = control_jobs(family, plans, known)
         meter.total, meter.phase = meter.done + len(jobs), "static controls"
@@ -139,14 +143,12 @@ def compare(
 class _Meter:
     """Counts episodes for whoever watches."""
 
-    def __init__(self, progress: OnProgress | None, total: int) -> None:
-        self.progress, self.total, self.done = progress, total, 0
-        self.phase: str | None = None
+    def __init__(self, progress: OnProgress, total: int) -> None:
+        self.progress, self.total, self.done, self.phase = progress, total, 0, ""
 
     def note(self, job: Job, results: list[EpisodeResult]) -> None:
         self.done += len(results)
-        if self.progress is not None:
-            self.progress(self.done, max(self.total, self.done), self.phase or job.label)
+        self.progress(self.done, max(self.total, self.done), self.phase or job.label)
 
 
 def best_growing(found: Comparison) -> str | None:
@@ -186,7 +188,7 @@ def _plan(found: Comparison) -> tuple[dict[str, Plan], dict[tuple[int, Static], 
 # -- from results to rows -------------------------------------------------------------------------------------------
 
 
-def summarise(found: Comparison, *, seed: int = 0) -> list[Row]:
+def summarise(found: Comparison) -> list[Row]:
     """One row per controller on the draws that all of them completed, then one per control."""
     numbers = found.common
     if not numbers:
@@ -202,7 +204,7 @@ def summarise(found: Comparison, *, seed: int = 0) -> list[Row]:
     rule = found.best_rule()
     rivals = (none, found.controllers[rule] if rule is not None else {})
     return [
-        _row(name, results, is_control, found, rivals, i in front, seed)
+        _row(name, results, is_control, found, rivals, i in front)
         for i, (name, results, is_control) in enumerate(named)
     ]
 
@@ -214,27 +216,26 @@ def _row(
     found: Comparison,
     rivals: tuple[Mapping[int, EpisodeResult], Mapping[int, EpisodeResult]],
     on_front: bool,
-    seed: int,
 ) -> Row:
     scores = [result.score for result in results.values()]
     to_none, to_rule = (_differences(results, rival) for rival in rivals)
-    regrets = [capacity_regret(result, _widths(found, number)) for number, result in results.items()]
+    regrets = [capacity_regret(result, static_hosts(found, number)) for number, result in results.items()]
     known_regrets = [regret for regret in regrets if regret is not None]
     return Row(
         name=name,
         is_control=is_control,
         episodes=len(results),
-        test_accuracy=bootstrap([result.test_accuracy for result in results.values()], seed=seed),
+        test_accuracy=bootstrap([result.test_accuracy for result in results.values()]),
         parameters_ratio=_ratio(results, "parameters"),
         flops_ratio=_ratio(results, "flops"),
         training_flops_ratio=float(np.mean([r.training_flops / host_training_flops(r) for r in results.values()])),
-        score=bootstrap(scores, seed=seed),
-        score_iqm=bootstrap(scores, interquartile_mean, seed=seed),
-        vs_none=None if to_none is None else bootstrap(to_none, mean, seed=seed),
-        better_than_none=None if to_none is None else bootstrap(to_none, share_above_zero, seed=seed),
-        vs_best_rule=None if to_rule is None else bootstrap(to_rule, mean, seed=seed),
-        better_than_best_rule=None if to_rule is None else bootstrap(to_rule, share_above_zero, seed=seed),
-        regret=bootstrap(known_regrets, seed=seed) if known_regrets else None,
+        score=bootstrap(scores),
+        score_iqm=bootstrap(scores, interquartile_mean),
+        vs_none=None if to_none is None else bootstrap(to_none, mean),
+        better_than_none=None if to_none is None else bootstrap(to_none, share_above_zero),
+        vs_best_rule=None if to_rule is None else bootstrap(to_rule, mean),
+        better_than_best_rule=None if to_rule is None else bootstrap(to_rule, share_above_zero),
+        regret=bootstrap(known_regrets) if known_regrets else None,
         seeds_kept=float(np.mean([len(result.kept) for result in results.values()])),
         governed=sum(result.governor is not None for result in results.values()),
         on_front=on_front,
@@ -250,7 +251,7 @@ def _differences(results: Mapping[int, EpisodeResult], rival: Mapping[int, Episo
     return found if len(found) else None
 
 
-def _widths(found: Comparison, number: int) -> list[EpisodeResult]:
+def static_hosts(found: Comparison, number: int) -> list[EpisodeResult]:
     """The draw's own host and the wider ones, not grown."""
     static = [results for name, results in found.controls.items() if name.startswith("static ×")]
     return [results[number] for results in (found.controllers.get("none", {}), *static) if number in results]

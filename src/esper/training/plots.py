@@ -6,7 +6,7 @@ Needs matplotlib (`pip install esper[plot]`), which is imported when something i
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import groupby
 from pathlib import Path
@@ -56,6 +56,15 @@ def drawing(path: Path, rows: int = 1, columns: int = 1, **options: Any) -> Iter
         figure.savefig(path, dpi=130)
     finally:
         plt.close(figure)
+
+
+def drawn(plot: Callable[..., None], *arguments: Any) -> str:
+    """Draw it if that can be done; else why not."""
+    try:
+        plot(*arguments)
+    except PlotUnavailableError as error:
+        return str(error)
+    return ""
 
 
 def hide_spines(axes: Axes, *sides: str) -> None:

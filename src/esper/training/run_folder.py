@@ -18,7 +18,7 @@ from typing import Any
 
 from esper.agent.checkpoints import CheckpointError, inspect_checkpoint, load_checkpoint
 from esper.agent.ppo import PPOAgent
-from esper.files import write_whole
+from esper.files import sync_folder, write_whole
 from esper.training.train_config import TrainConfig, read_train_config
 
 
@@ -134,16 +134,16 @@ class RunFolder:
 
         A copy of a later update is left alone: its checkpoint was damaged, and the run will come to it again.
         """
-        if (_whole_update(self.best) or 0) >= update:
+        if (self.best_update() or 0) >= update:
             return True
-        if _whole_update(self.checkpoint(update)) != update:
+        if _update_in(self.checkpoint(update), whole=True) != update:
             return False
         self._copy_best(update)
         return True
 
     def best_update(self) -> int | None:
         """Of the copy of the best policy; None if there is none, or it is damaged."""
-        return _whole_update(self.best)
+        return _update_in(self.best, whole=True)
 
     def policy(self) -> Path:
         """The best policy by the run's own evaluations; the newest, if it has made none."""
@@ -155,7 +155,9 @@ class RunFolder:
         except CheckpointError:
             kept = {}  # resuming falls back to the one before; for a policy the best is good
         update, score = kept.get("best_update"), kept.get("best_score")
-        if self.best.exists() and (not isinstance(update, int) or (_update_in(self.best) or update) >= update):
+        if self.best.exists() and (
+            not isinstance(update, int) or (_update_in(self.best, whole=False) or update) >= update
+        ):
             return self.best
         if isinstance(update, int) and self.checkpoint(update).exists():
             return self.checkpoint(update)  # the run died, or is, between the two files
@@ -197,11 +199,7 @@ def _make_folder(path: Path) -> None:
         return
     _make_folder(path.parent)
     path.mkdir(exist_ok=True)
-    handle = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync_folder(path.parent)
 
 
 def _number(path: Path) -> int | None:
@@ -210,19 +208,11 @@ def _number(path: Path) -> int | None:
     return int(digits) if digits.isascii() and digits.isdecimal() else None
 
 
-def _update_in(path: Path) -> int | None:
-    """The update that a checkpoint says it is of; None if it cannot be read."""
+def _update_in(path: Path, *, whole: bool) -> int | None:
+    """The update that a checkpoint says it is of; None if it cannot be read, or must be `whole` and is damaged."""
     try:
-        update = inspect_checkpoint(path).data.get("caller", {}).get("update")
+        data = load_checkpoint(path).data if whole else inspect_checkpoint(path).data
     except CheckpointError:
         return None
-    return update if isinstance(update, int) else None
-
-
-def _whole_update(path: Path) -> int | None:
-    """The same, of a file that is there and whole."""
-    try:
-        update = load_checkpoint(path).data.get("caller", {}).get("update")
-    except CheckpointError:
-        return None
+    update = data.get("caller", {}).get("update")
     return update if isinstance(update, int) else None

@@ -7,7 +7,8 @@ training images a second that the engine makes of many bare hosts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
 from statistics import median
@@ -141,7 +142,7 @@ def measure_images(
         list(engine.run(learners))
     rates = []
     for _ in range(epochs):
-        with Stopwatch(device) as seconds:
+        with stopwatch(device) as seconds:
             list(engine.run(learners))
         rates.append(hosts * work.updates * work.batch / seconds[0])
     return Speed(str(work), hosts, _engine(graphs, compiled), precision, median(rates), min(rates), max(rates))
@@ -166,7 +167,7 @@ def measure_steps(
     before, captured, allocated = dict(env.seconds), env.captures, _megabytes(torch.cuda.memory_allocated, device)
     rates, counts, lived, stepping, total = [], 0, 0, 0.0, 0.0
     for _ in range(episodes):
-        with Stopwatch(device) as whole:
+        with stopwatch(device) as whole:
             seconds, acted, live = _episode(env)
         rates.append(acted / seconds)
         counts, lived, stepping, total = counts + acted, lived + live, stepping + seconds, total + whole[0]
@@ -196,7 +197,7 @@ def _episode(env: GrowthEnv) -> tuple[float, int, int]:
     spent, acted, live = 0.0, 0, 0
     while not env.over:
         actions = [_always_growing(row, situation) for row, situation in enumerate(env.situations)]
-        with Stopwatch(env.device) as seconds:
+        with stopwatch(env.device) as seconds:
             step = env.step(actions)
         spent += seconds[0]
         acted += int(step.acted.sum())
@@ -225,22 +226,17 @@ def _engine(graphs: bool, compiled: bool) -> str:
     return ("graphs" if graphs else "eager") + (", compiled" if compiled else "")
 
 
-class Stopwatch:
+@contextmanager
+def stopwatch(device: torch.device) -> Iterator[list[float]]:
     """Seconds of wall time, after the device has finished."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._seconds = [0.0]
+    def wait() -> None:
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
 
-    def __enter__(self) -> list[float]:
-        self._wait()
-        self._started = time.perf_counter()
-        return self._seconds
-
-    def __exit__(self, *exception: object) -> None:
-        self._wait()
-        self._seconds[0] = time.perf_counter() - self._started
-
-    def _wait(self) -> None:
-        if self._device.type == "cuda":
-            torch.cuda.synchronize(self._device)
+    seconds = [0.0]
+    wait()
+    started = time.perf_counter()
+    yield seconds
+    wait()
+    seconds[0] = time.perf_counter() - started

@@ -59,7 +59,6 @@ def bootstrap(
     *,
     seed: int = 0,
     resamples: int = RESAMPLES,
-    level: float = LEVEL,
 ) -> Estimate:
     """The statistic with its expanded percentile interval (Hesterberg 2015). Same seed, same interval.
 
@@ -74,11 +73,11 @@ def bootstrap(
         return Estimate(found, None, None, n)
     index = np.random.default_rng(seed).integers(n, size=(resamples, n))
     replicates = statistic(sample[index])  # [resamples]
-    low, high = np.quantile(replicates, [tail := expanded_tail(n, level), 1.0 - tail])
+    low, high = np.quantile(replicates, [tail := expanded_tail(n), 1.0 - tail])
     return Estimate(found, float(low), float(high), n)
 
 
-def expanded_tail(n: int, level: float = LEVEL) -> float:
+def expanded_tail(n: int) -> float:
     """Share of the replicates that lies outside of the interval, on each side.
 
     The plain percentile interval takes (1 − level) / 2 and is too narrow for few draws: measured coverage of a 95 %
@@ -86,7 +85,7 @@ def expanded_tail(n: int, level: float = LEVEL) -> float:
     that of Student's t against the normal, and of the standard deviation with n − 1 against the one with n.
     """
     normal = NormalDist()
-    z = normal.inv_cdf((1.0 + level) / 2.0)
+    z = normal.inv_cdf((1.0 + LEVEL) / 2.0)
     return normal.cdf(-_student(z, n - 1) * (n / (n - 1)) ** 0.5)
 
 

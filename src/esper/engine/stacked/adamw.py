@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.engine.prepare import DECAY
+from esper.engine.stacked.functions import kernels_for
 
 BETA1, BETA2, EPSILON = 0.9, 0.999, 1e-8
 """torch's defaults, which every built-in task uses."""
@@ -76,10 +77,14 @@ class Updates:
     def __init__(self, worked: Moments, course: Course, real: Tensor, *, young: bool) -> None:
         """`real` [m, P] is what is no padding; `young`: the rate rises over the first epoch's updates, as a seed's does."""
         self.worked = worked
-        self._real = None if bool(real.all()) else real.to(worked.weights.dtype)
+        self._kernels = kernels_for(worked.weights)
+        if self._kernels is not None:
+            self._real: Tensor | None = real.contiguous()
+            shape: tuple[int, ...] = (len(real), self._kernels.adamw_blocks(real.shape[1]))
+        else:
+            self._real, shape = None if bool(real.all()) else real.to(worked.weights.dtype), (len(real), 1)
         self.leaf = worked.weights.requires_grad_()
-        self.gradient = torch.zeros(len(worked.weights), dtype=worked.weights.dtype, device=worked.weights.device)
-        """[m] squared norm of the gradient at the last update of each row."""
+        self._squares = torch.zeros(shape, dtype=worked.weights.dtype, device=worked.weights.device)
         most = int(course.updates.max())
         update = torch.arange(most, device=course.rate.device)[:, None]  # [updates, 1]
         active = update < course.updates
@@ -95,16 +100,26 @@ class Updates:
         self._table = torch.stack(columns, -1).to(worked.weights.dtype)  # [updates, m, 6]
         self._steps = torch.minimum(course.updates, torch.full_like(course.updates, most))
 
+    @property
+    def gradient(self) -> Tensor:
+        """[m] squared norm of the gradient at the last update of each row."""
+        return self._squares.sum(1)
+
     @torch.no_grad()
     def step(self, gradient: Tensor, update: Tensor) -> None:
         """One update; `update` [1] is its number."""
+        if self._kernels is not None:
+            moments = self.worked.first, self.worked.second
+            given = gradient.contiguous()
+            self._kernels.adamw(self.leaf, moments, given, self._real, self._table, update, self._squares)
+            return
         size, small, kept, new1, new2, last = self._table.index_select(0, update)[0].unsqueeze(-1).unbind(1)  # [m, 1]
         w = self.worked
         gradient = gradient if self._real is None else gradient * self._real
         w.first.lerp_(gradient, 1.0 - BETA1 if self._same else new1)
         square = gradient.square()
         w.second.lerp_(square, 1.0 - BETA2 if self._same else new2)
-        self.gradient.copy_(torch.where(last.squeeze(1) > 0, square.sum(1), self.gradient))
+        self._squares.copy_(torch.where(last > 0, square.sum(1, keepdim=True), self._squares))
         self.leaf.mul_(kept).addcdiv_(w.first * -size, w.second.sqrt().add_(small))
 
     def finish(self) -> Moments:

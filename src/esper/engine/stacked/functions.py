@@ -6,7 +6,6 @@ torch's own gradients of these would keep every intermediate result and touch me
 from __future__ import annotations
 
 import importlib.util
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
@@ -38,7 +37,7 @@ def kernels_for(x: Tensor) -> ModuleType | None:
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """Which numbers of V networks are true, of activations [V, *sizes, batch, channels]."""
+    """Which numbers of V networks are true, of activations [V, *sizes, batch, channels]: as numbers, and as masks."""
 
     widths: Tensor
     """[V] int32: true channels."""
@@ -261,12 +260,3 @@ class Depthwise(torch.autograd.Function):
             dw[:, :, tap] = (around[:, *window] * dy).sum(axes)
             given[:, *window].addcmul_(dy, spread(weight[:, :, tap], x))
         return given[:, *windows[len(windows) // 2]].contiguous(), dw, None
-
-
-def taps(weight: Tensor) -> int:
-    """Width of the kernel of weights [V, out, in, *kernel]."""
-    return weight.shape[3] if weight.dim() > 3 else 1
-
-
-def count_of(sizes: Sequence[int]) -> int:
-    return math.prod(sizes)

@@ -15,6 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.engine.stacked import operations as ops
+from esper.engine.stacked.functions import EPSILON, BatchNorm, Extent, spread
 from esper.engine.stacked.parameters import Axis, Parameter, Table, affine, linear, weight_and_bias
 from esper.engine.stacked.seeds import Constants, Place
 from esper.tasks.problems import Form, Problems
@@ -101,14 +102,13 @@ class StackedHosts:
         lowest = torch.where(bends, 0.0, -math.inf).to(self.dtype).view(-1, *[1] * (len(place.sizes) + 2))
         found: Constants = {"lowest": None if bool(bends.all()) else lowest}
         if self.is_map:
-            valid = place.valid()
-            counts = (place.positions * self.form.batch_size).to(self.dtype)[:, None]
-            found |= {"valid": valid, "counts": None if valid is None else counts}
+            found["batch"] = place.of_batches()
+            found["valid"] = found["batch"].valid
         attending = self.problems.attends[rows, stage].nonzero().flatten()
         found["attending"] = attending if len(attending) else None
         if len(attending):
             some = place.of(attending)
-            found |= some.of_positions("attending") | {"scale": some.channels.to(self.dtype).rsqrt()}
+            found |= {"attending_norm": some.of_positions(), "scale": some.channels.to(self.dtype).rsqrt()}
         return found | self._pooling(stage, rows)
 
     def _pooling(self, stage: int, rows: Tensor) -> Constants:
@@ -139,29 +139,24 @@ class StackedHosts:
 
         With `statistics` the norm uses these; without, those of the batch.
         """
-        name, seen = f"stages.{stage}", None
+        name = f"stages.{stage}"
         if self.is_map:
             bias = w.get(f"{name}.0.bias")
             x = ops.convolve(x, w[f"{name}.0.weight"], bias)
-            if bias is not None or w[f"{name}.0.weight"].shape[3] > 1:
-                x = self.cut(k, x)
-            if self.form.norm:
-                affine = w[f"{name}.1.weight"], w[f"{name}.1.bias"]
-                x, seen = _batch_norm(x, affine, k, statistics)
-            return _bend(x, k), seen
+            if not self.form.norm:
+                return _bend(self.cut(k, x), k), None
+            return _batch_norm(x, (w[f"{name}.1.weight"], w[f"{name}.1.bias"]), k, statistics)
         x = _bend(ops.linear(x, w[f"{name}.project.weight"], w[f"{name}.project.bias"]), k)
         rows = k["attending"]
         return (x, None) if rows is None else (self._attend(name, w, k, x, rows), None)
 
     def _attend(self, name: str, w: Mapping[str, Tensor], k: Constants, x: Tensor, rows: Tensor) -> Tensor:
         own = {key: w[f"{name}.{key}"].index_select(0, rows) for key in _ATTENTION}
-        some, counts, scale = x.index_select(0, rows), k["attending_counts"], k["scale"]
-        assert counts is not None
-        assert scale is not None
-        normed = ops.normalise(some, (own["norm.weight"], own["norm.bias"]), (-1,), counts, k["attending_mask"])
+        some = x.index_select(0, rows)
+        normed = ops.normalise(some, (own["norm.weight"], own["norm.bias"]), k["attending_norm"])
         query, key, value = ops.linear(normed, own["query_key_value.weight"]).chunk(3, -1)
-        mixed = ops.attend(query, key, value, None, scale, causal=True)
-        return x.index_add(0, rows, ops.linear(mixed, own["out.weight"], own["out.bias"]))
+        mixed = ops.attend(query, key, value, None, k["scale"], causal=True)
+        return x.index_add(0, rows, ops.linear(mixed, own["out.weight"], own["out.bias"]).to(x.dtype))
 
     def cut(self, k: Constants, x: Tensor) -> Tensor:
         """Zero where there is no position. Sequences need it nowhere: nothing reads what is beyond their end."""
@@ -212,27 +207,16 @@ def _bend(x: Tensor, k: Constants) -> Tensor:
 def _batch_norm(
     x: Tensor, affine: tuple[Tensor, Tensor], k: Constants, statistics: Statistics | None
 ) -> tuple[Tensor, Statistics | None]:
-    """Over the batch and all positions, for each channel."""
-    weight, bias = affine
-    valid, counts, axes = k["valid"], k["counts"], tuple(range(1, x.dim() - 1))
-    shift, seen = ops.spread(bias, x), None
-    if valid is not None:
-        shift = shift * valid
-    if statistics is not None:
-        mean, variance = statistics.mean, statistics.variance
-        centred = x - ops.spread(mean, x)
-    elif counts is None:
-        count = math.prod(x.shape[1:-1])
-        variance, mean = torch.var_mean(x, axes, correction=0)  # [V, channels]
-        centred = x - ops.spread(mean, x)
-        seen = Statistics(mean.detach(), variance.detach() * count / max(1, count - 1))
-    else:
-        mean = x.sum(axes) / counts
-        centred = x - ops.spread(mean, x)
-        centred = centred if valid is None else centred * valid
-        variance = centred.square().sum(axes) / counts
-        seen = Statistics(mean.detach(), variance.detach() * counts / (counts - 1).clamp(min=1))
-    scale = weight * (variance + ops.EPSILON).rsqrt()
-    if statistics is not None and valid is not None:
-        centred = centred * valid
-    return torch.addcmul(shift, centred, ops.spread(scale, x)), seen
+    """Over the batch and all positions, for each channel; then a ReLU where a host has one."""
+    extent: Extent = k["batch"]
+    if statistics is None:
+        relu = k["lowest"] is None
+        y, mean, variance = BatchNorm.apply(x, *affine, extent, relu)  # type: ignore[no-untyped-call]
+        count = extent.counts * x.shape[-2]
+        seen = Statistics(mean, variance * count / (count - 1).clamp(min=1))
+        return (y if relu else _bend(y, k)), seen
+    scale = affine[0] * (statistics.variance + EPSILON).rsqrt()
+    shift = spread(affine[1] - statistics.mean * scale, x)
+    if extent.valid is not None:
+        x, shift = x * extent.valid, shift * extent.valid
+    return _bend(torch.addcmul(shift, x, spread(scale, x)), k), None

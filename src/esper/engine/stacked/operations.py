@@ -9,21 +9,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-EPSILON = 1e-5
-"""Of every norm, as torch has it."""
-
-
-def spread(column: Tensor, like: Tensor) -> Tensor:
-    """A column [V] or [V, channels], ready to meet activations."""
-    if column.dim() == 1:
-        return column.view(-1, *[1] * (like.dim() - 1))
-    return column.view(column.shape[0], *[1] * (like.dim() - 2), column.shape[1])
-
+from esper.engine.stacked.functions import Depthwise, Extent, Norm, Patches, spread
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Each position by itself."""
@@ -32,59 +24,32 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     return out.view(*x.shape[:-1], weight.shape[1])
 
 
-def shifts(x: Tensor, kernel: int) -> list[Tensor]:
-    """x as each tap of a kernel sees it, in the order of torch's kernels."""
-    reach, axes = kernel // 2, x.dim() - 3
-    padded = F.pad(x, (0, 0, 0, 0, *(reach, reach) * axes))
-    if axes == 1:
-        return [padded[:, i : i + x.shape[1]] for i in range(kernel)]
-    height, width = x.shape[1:3]
-    return [padded[:, i : i + height, j : j + width] for i in range(kernel) for j in range(kernel)]
-
-
 def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """weight [V, out, in, *kernel], odd kernels; sizes are kept."""
     kernel = weight.shape[3]
     if kernel == 1:
         return linear(x, weight.flatten(2), bias)
-    patches = torch.cat(shifts(x, kernel), -1)  # [V, *sizes, batch, taps · in]
+    patches = apply(Patches, x, kernel)
     return linear(patches, weight.flatten(3).permute(0, 1, 3, 2).flatten(2), bias)
 
 
 def convolve_depthwise(x: Tensor, weight: Tensor) -> Tensor:
     """weight [V, channels, 1, *kernel]: one filter per channel."""
-    taps = weight.flatten(2)  # [V, channels, taps]
-    total: Tensor | None = None
-    for tap, seen in enumerate(shifts(x, weight.shape[3])):
-        factor = spread(taps[:, :, tap], x)
-        total = seen * factor if total is None else torch.addcmul(total, seen, factor)
-    assert total is not None
-    return total
+    return apply(Depthwise, x, weight.flatten(2), weight.shape[3])
 
 
 def normalise(
-    x: Tensor,
-    affine: tuple[Tensor, Tensor] | None,
-    axes: Sequence[int],
-    counts: Tensor,
-    mask: Tensor | None,
-    valid: Tensor | None = None,
+    x: Tensor, affine: tuple[Tensor, Tensor] | None, extent: Extent, *, examples: bool = False, relu: bool = False
 ) -> Tensor:
-    """Zero mean and unit variance over `axes`; then scale and shift, [V, channels] each, if there are any.
+    """Zero mean and unit variance over channels, or over channels and positions of `examples`; then scale and shift,
+    [V, channels] each, if there are any; then perhaps a ReLU."""
+    weight, bias = affine or (None, None)
+    return apply(Norm, x, weight, bias, extent, examples, relu)
 
-    `counts` [V, 1, …] says how many true numbers there are; `mask` which of them are true, None if all are; `valid`
-    [V, *sizes, 1, 1] which positions are true: elsewhere, nothing is shifted.
-    """
-    centred = x - x.sum(axes, keepdim=True) / counts
-    if mask is not None:
-        centred = centred * mask
-    variance = centred.square().sum(axes, keepdim=True) / counts
-    normed = centred * (variance + EPSILON).rsqrt()
-    if affine is None:
-        return normed
-    weight, bias = affine
-    shift = spread(bias, x)
-    return torch.addcmul(shift if valid is None else shift * valid, normed, spread(weight, x))
+
+def apply(function: type[torch.autograd.Function], *args: Any) -> Tensor:
+    found: Tensor = function.apply(*args)  # type: ignore[no-untyped-call]
+    return found
 
 
 def means(x: Tensor, counts: Tensor | None) -> Tensor:

@@ -8,17 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from esper.engine.stacked import operations as ops
+from esper.engine.stacked.functions import Extent
 from esper.engine.stacked.parameters import Axis, Parameter, affine, linear, weight_and_bias
 from esper.growth.blueprints import Layout
 
 Weights = Mapping[str, Tensor]
-Constants = dict[str, Tensor | None]
+Constants = dict[str, Any]
+"""What a pass must know of its networks beside their weights: tensors and extents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,17 +79,32 @@ class Place:
         mask = torch.arange(padded, device=channels.device) < channels[:, None]
         return None if bool(mask.all()) else mask.to(self.dtype).view(-1, *[1] * (len(self.sizes) + 1), padded)
 
-    def of_positions(self, name: str = "h") -> Constants:
+    def of_positions(self) -> Extent:
         """For a norm over the channels of each position."""
-        counts = self.channels.to(self.dtype).view(-1, *[1] * (len(self.sizes) + 2))
-        return {f"{name}_counts": counts, f"{name}_mask": self.channel_mask(self.channels, self.padded)}
+        mask = self.channel_mask(self.channels, self.padded)
+        return self._extent(self.channels, mask, None, self.channels)
 
-    def of_examples(self, name: str, channels: Tensor, padded: int) -> Constants:
+    def of_examples(self, channels: Tensor, padded: int) -> Extent:
         """For a norm over the `channels` and the positions of each example."""
         valid, mask = self.valid(), self.channel_mask(channels, padded)
         both = mask if valid is None else valid if mask is None else valid * mask
-        counts = (channels * self.positions).to(self.dtype).view(-1, *[1] * (len(self.sizes) + 2))
-        return {f"{name}_counts": counts, f"{name}_mask": both, "valid": valid}
+        return self._extent(channels, both, valid, channels * self.positions)
+
+    def of_batches(self) -> Extent:
+        """For a batch norm, whose counts are [V, 1]."""
+        extent = self._extent(self.channels, None, self.valid(), self.positions)
+        return replace(extent, counts=extent.counts.flatten(1))
+
+    def _extent(self, channels: Tensor, mask: Tensor | None, valid: Tensor | None, counts: Tensor) -> Extent:
+        flat = self.extents if len(self.sizes) == 2 else F.pad(self.extents, (1 if self.sizes else 2, 0), value=1)
+        return Extent(
+            channels.int(),
+            flat.int().contiguous(),
+            self.sizes[-1] if self.sizes else 1,
+            mask,
+            valid,
+            counts.to(self.dtype).view(-1, *[1] * (len(self.sizes) + 2)),
+        )
 
     def of_means(self) -> Constants:
         """For means over positions."""
@@ -104,33 +122,22 @@ class BatchedBlueprint:
     """(weights, constants, h [V, *sizes, batch, channels]) → the same shape; what it gives beyond true positions is cut off."""
 
 
-def _tensor(constants: Constants, name: str) -> Tensor:
-    found = constants[name]
-    assert found is not None
-    return found
-
-
-def _example_norm(w: Weights, name: str, k: Constants, count: str, h: Tensor) -> Tensor:
+def _example_norm(w: Weights, name: str, extent: Extent, h: Tensor, *, relu: bool = False) -> Tensor:
     """GroupNorm of one group: over a whole example."""
-    affine = w[f"{name}.weight"], w[f"{name}.bias"]
-    axes = (*range(1, h.dim() - 2), -1)
-    return ops.normalise(h, affine, axes, _tensor(k, f"{count}_counts"), k[f"{count}_mask"], k["valid"])
+    return ops.normalise(h, (w[f"{name}.weight"], w[f"{name}.bias"]), extent, examples=True, relu=relu)
 
 
-def _position_norm(w: Weights, name: str, k: Constants, h: Tensor) -> Tensor:
+def _position_norm(w: Weights, name: str, extent: Extent, h: Tensor) -> Tensor:
     """LayerNorm: over the channels of a position."""
-    affine = w[f"{name}.weight"], w[f"{name}.bias"]
-    return ops.normalise(h, affine, (-1,), _tensor(k, "h_counts"), k["h_mask"])
-
-
-def _cut(k: Constants, h: Tensor) -> Tensor:
-    """Filters reach beyond true positions; the norm that follows must not see it."""
-    valid = k["valid"]
-    return h if valid is None else h * valid.to(h.dtype)
+    return ops.normalise(h, (w[f"{name}.weight"], w[f"{name}.bias"]), extent)
 
 
 def _of_example(place: Place) -> Constants:
-    return place.of_examples("h", place.channels, place.padded)
+    return {"h": place.of_examples(place.channels, place.padded)}
+
+
+def _of_position(place: Place) -> Constants:
+    return {"h": place.of_positions()}
 
 
 def _nothing(place: Place) -> Constants:
@@ -151,11 +158,11 @@ def _mixed_norm(w: Weights, h: Tensor, normed: Tensor) -> Tensor:
 
 
 def _conv_norm(w: Weights, k: Constants, h: Tensor) -> Tensor:
-    return _mixed_norm(w, h, _example_norm(w, "norm", k, "h", h))
+    return _mixed_norm(w, h, _example_norm(w, "norm", k["h"], h))
 
 
 def _feature_norm(w: Weights, k: Constants, h: Tensor) -> Tensor:
-    return _mixed_norm(w, h, _position_norm(w, "norm", k, h))
+    return _mixed_norm(w, h, _position_norm(w, "norm", k["h"], h))
 
 
 # -- feature maps -------------------------------------------------------------------------------------------------------
@@ -188,8 +195,7 @@ def _depthwise_parameters(place: Place) -> list[Parameter]:
 
 
 def _depthwise(w: Weights, k: Constants, h: Tensor) -> Tensor:
-    seen = _cut(k, ops.convolve_depthwise(h, w["body.0.weight"]))
-    seen = F.relu(_example_norm(w, "body.1", k, "h", seen))
+    seen = _example_norm(w, "body.1", k["h"], ops.convolve_depthwise(h, w["body.0.weight"]), relu=True)
     return h + ops.convolve(seen, w["body.3.weight"], w["body.3.bias"])
 
 
@@ -203,12 +209,11 @@ def _pair_parameters(place: Place, times: int, kernel: int) -> list[Parameter]:
 
 
 def _pair_constants(place: Place, times: int) -> Constants:
-    return place.of_examples("hidden", times * place.channels, times * place.padded)
+    return {"hidden": place.of_examples(times * place.channels, times * place.padded)}
 
 
 def _pair(w: Weights, k: Constants, h: Tensor) -> Tensor:
-    hidden = _cut(k, ops.convolve(h, w["body.0.weight"]))
-    hidden = F.relu(_example_norm(w, "body.1", k, "hidden", hidden))
+    hidden = _example_norm(w, "body.1", k["hidden"], ops.convolve(h, w["body.0.weight"]), relu=True)
     return h + ops.convolve(hidden, w["body.3.weight"], w["body.3.bias"])
 
 
@@ -235,8 +240,8 @@ def _bottleneck_parameters(place: Place) -> list[Parameter]:
 
 
 def _bottleneck(w: Weights, k: Constants, h: Tensor) -> Tensor:
-    waist = F.relu(_example_norm(w, "body.1", k, "waist", ops.convolve(h, w["body.0.weight"])))
-    waist = F.relu(_example_norm(w, "body.4", k, "waist", _cut(k, ops.convolve(waist, w["body.3.weight"]))))
+    waist = _example_norm(w, "body.1", k["waist"], ops.convolve(h, w["body.0.weight"]), relu=True)
+    waist = _example_norm(w, "body.4", k["waist"], ops.convolve(waist, w["body.3.weight"]), relu=True)
     return h + ops.convolve(waist, w["body.6.weight"], w["body.6.bias"])
 
 
@@ -252,7 +257,7 @@ def _attention_constants(place: Place) -> Constants:
     constants = {"heads": ops.head_channels(place.channels, place.padded, place.dtype), "scale": head.rsqrt()}
     if not place.is_map:  # causal: what is beyond the end is never read
         turn = ops.rotation(place.channels, place.padded, place.sizes[0], place.dtype)
-        return constants | place.of_positions() | dict(zip(("cosine", "sine", "swap"), turn, strict=True))
+        return constants | _of_position(place) | dict(zip(("cosine", "sine", "swap"), turn, strict=True))
     codes, valid = ops.places(place.extents, place.sizes, place.dtype), place.valid()
     constants["hidden"] = None if valid is None else FAR_BELOW * (1.0 - valid.flatten(1))
     return constants | _of_example(place) | {"places": codes[:, :, None]}
@@ -271,11 +276,11 @@ def _conv_attention_parameters(place: Place) -> list[Parameter]:
 
 
 def _conv_attention(w: Weights, k: Constants, h: Tensor) -> Tensor:
-    x = _example_norm(w, "norm", k, "h", h).flatten(1, -3)  # [V, positions, batch, channels]
-    x = torch.cat([x, _tensor(k, "places").to(x.dtype).expand(-1, -1, x.shape[2], -1)], -1)
+    x = _example_norm(w, "norm", k["h"], h).flatten(1, -3)  # [V, positions, batch, channels]
+    x = torch.cat([x, k["places"].to(x.dtype).expand(-1, -1, x.shape[2], -1)], -1)
     query = ops.linear(x, w["query.weight"])
     key, value = ops.linear(x, w["key_value.weight"]).chunk(2, -1)
-    seen = ops.attend(query, key, value, k["heads"], _tensor(k, "scale"), causal=False, hidden=k["hidden"])
+    seen = ops.attend(query, key, value, k["heads"], k["scale"], causal=False, hidden=k["hidden"])
     return h + ops.linear(seen, w["out.weight"], w["out.bias"]).view(h.shape)
 
 
@@ -288,10 +293,10 @@ def _sequence_attention_parameters(place: Place) -> list[Parameter]:
 
 
 def _sequence_attention(w: Weights, k: Constants, h: Tensor) -> Tensor:
-    query, key, value = ops.linear(_position_norm(w, "norm", k, h), w["query_key_value.weight"]).chunk(3, -1)
-    turn = (_tensor(k, "cosine"), _tensor(k, "sine"), _tensor(k, "swap"))
+    query, key, value = ops.linear(_position_norm(w, "norm", k["h"], h), w["query_key_value.weight"]).chunk(3, -1)
+    turn = (k["cosine"], k["sine"], k["swap"])
     query, key = ops.rotate(query, *turn), ops.rotate(key, *turn)
-    seen = ops.attend(query, key, value, k["heads"], _tensor(k, "scale"), causal=True)
+    seen = ops.attend(query, key, value, k["heads"], k["scale"], causal=True)
     return h + ops.linear(seen, w["out.weight"], w["out.bias"])
 
 
@@ -322,10 +327,10 @@ def _feature_mlp(times: int) -> BatchedBlueprint:
         ]
 
     def forward(w: Weights, k: Constants, h: Tensor) -> Tensor:
-        hidden = F.gelu(ops.linear(_position_norm(w, "norm", k, h), w["up.weight"], w["up.bias"]))
+        hidden = F.gelu(ops.linear(_position_norm(w, "norm", k["h"], h), w["up.weight"], w["up.bias"]))
         return h + ops.linear(hidden, w["down.weight"], w["down.bias"])
 
-    return BatchedBlueprint(parameters, Place.of_positions, forward)
+    return BatchedBlueprint(parameters, _of_position, forward)
 
 
 _MAPS: dict[str, BatchedBlueprint] = {
@@ -336,12 +341,12 @@ _MAPS: dict[str, BatchedBlueprint] = {
     "conv": _pairs(1, lambda place: place.kernel),
     "wide": _pairs(4, lambda place: place.kernel),
     "bottleneck": BatchedBlueprint(
-        _bottleneck_parameters, lambda place: place.of_examples("waist", *_waist(place)), _bottleneck
+        _bottleneck_parameters, lambda place: {"waist": place.of_examples(*_waist(place))}, _bottleneck
     ),
     "attention": BatchedBlueprint(_conv_attention_parameters, _attention_constants, _conv_attention),
 }
 _FEATURES: dict[str, BatchedBlueprint] = {
-    "norm": BatchedBlueprint(_norm_parameters, Place.of_positions, _feature_norm),
+    "norm": BatchedBlueprint(_norm_parameters, _of_position, _feature_norm),
     "lora": _low_rank(8),
     "mlp_small": _feature_mlp(2),
     "mlp": _feature_mlp(4),
@@ -371,15 +376,14 @@ def gate_parameters(place: Place) -> list[Parameter]:
 def gate_constants(place: Place) -> Constants:
     """Of a mean over positions in a feature map, else of each position."""
     if not place.is_map:
-        return place.of_positions()
-    seen = replace(place, sizes=(), extents=place.extents[:, :0])
-    return seen.of_positions() | place.of_means()
+        return _of_position(place)
+    return _of_position(replace(place, sizes=(), extents=place.extents[:, :0])) | place.of_means()
 
 
 def gate(w: Weights, k: Constants, h: Tensor, *, is_map: bool) -> Tensor:
     """[V, …, batch, 1]: how open it is; one value per example, in a sequence one per position."""
     seen = ops.means(h, k["positions"]) if is_map else h
-    seen = ops.normalise(seen, None, (-1,), _tensor(k, "h_counts"), k["h_mask"])
+    seen = ops.normalise(seen, None, k["h"])
     hidden = F.silu(ops.linear(seen, w["decide.0.weight"], w["decide.0.bias"]))
     opening = torch.sigmoid(ops.linear(hidden, w["decide.2.weight"], w["decide.2.bias"]))
     return opening.view(len(h), *[1] * (h.dim() - 3), *opening.shape[1:]) if is_map else opening

@@ -7,17 +7,17 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
+from esper.config import LARGEST_NUMBER, Count, check_number
 from esper.engine.learner import Learner
 from esper.engine.measure import Loss
 from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.prepare import decay_over, task_learner
 from esper.env.rent import RENT_RATE, check_rent
-from esper.errors import first_line
+from esper.errors import refused
 from esper.growth.attach import attach, check_model
 from esper.growth.model import GrowingModel
 from esper.growth.plain import check_exportable, copied
@@ -40,6 +40,8 @@ from esper.training.own.objective import fit_objective, integers_are_classes
 from esper.training.own.optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
 from esper.training.own.remarks import outlook, warn_user
 from esper.training.own.run import Grown, OnEpoch, run_growth
+
+AT_LEAST_1 = Count(1, LARGEST_NUMBER)
 
 
 def grow(
@@ -91,7 +93,9 @@ def grow(
     host without its seeds, and `grown.model` is made of the same tensors. What is known to go wrong before the training
     is warned of (`GrowthWarning`); `Grown.remarks` has all of it.
     """
-    _check_counts(epochs=epochs, batch_size=batch_size, updates_per_epoch=updates_per_epoch)
+    check_number("epochs", epochs, AT_LEAST_1)
+    check_number("batch_size", batch_size, AT_LEAST_1)
+    check_number("updates_per_epoch", updates_per_epoch, AT_LEAST_1._replace(optional=True))  # None: one pass over data
     rent = check_rent(rent)
     decider = as_controller(controller)
     where = pick_device(device)
@@ -142,16 +146,6 @@ def _own(model: nn.Module, *, in_place: bool) -> nn.Module:
     return model if in_place else copied(model)
 
 
-def _check_counts(**counts: object) -> None:
-    for name, value in counts.items():
-        if value is None and name == "updates_per_epoch":  # one pass over the data
-            continue
-        if isinstance(value, bool) or not isinstance(value, int | np.integer):
-            raise ValueError(f"{name} must be a whole number, not {value!r}")
-        if value < 1:
-            raise ValueError(f"{name} must be at least 1, not {value}")
-
-
 def as_controller(given: str | Path | Controller) -> Controller:
     """A controller by name or by path, or an object of the user's."""
     if isinstance(given, str | Path):
@@ -182,7 +176,7 @@ def grow_task(
 
     `rent` is as in `grow`. `on_remark` is called before the training with each remark that is known then.
     """
-    _check_counts(epochs=epochs)
+    check_number("epochs", epochs, AT_LEAST_1)
     rent = check_rent(rent)
     decider = as_controller(controller)
     learners = [
@@ -199,9 +193,6 @@ def pick_device(device: str | torch.device) -> torch.device:
     """`auto` is a GPU if there is one."""
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    try:
-        picked = torch.device(device)
-        torch.zeros(1, device=picked)
-    except (RuntimeError, AssertionError) as error:
-        raise ValueError(f"device {str(device)!r} cannot be used here: {first_line(error)}") from error
-    return picked
+    with refused(ValueError, f"device {str(device)!r} cannot be used here", RuntimeError, AssertionError):
+        torch.zeros(1, device=device)
+        return torch.device(device)

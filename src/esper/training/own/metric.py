@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from typing import Any, Literal, Protocol, get_args
 
@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from esper.engine.measure import Score, SetScore
-from esper.errors import first_line
+from esper.errors import refused
 from esper.growth.probe import described
 from esper.training.own.default_metrics import ObjectiveError, logits_of
 
@@ -258,16 +258,9 @@ def _whole_and_blocks(
     return scores
 
 
-@contextmanager
-def _explained(examples: int) -> Iterator[None]:
+def _explained(examples: int) -> AbstractContextManager[None]:
     """Within, a failure of the metric becomes one line."""
-    try:
-        yield
-    except ObjectiveError:
-        raise
-    except Exception as error:
-        detail = first_line(error)
-        raise ObjectiveError(f"the metric fails for all {examples} examples of the set: {detail}") from error
+    return refused(ObjectiveError, f"the metric fails for all {examples} examples of the set", Exception)
 
 
 def _fresh(metric: Any) -> Any:
