@@ -18,12 +18,11 @@ from esper.tasks.counted import Purpose, draw_keys, integers, uniforms
 from esper.tasks.counted_init import DrawNumbers
 from esper.tasks.data import Split, Splits
 from esper.tasks.family import Draw
-from esper.tasks.grammar_data import make_data
+from esper.tasks.grammar_data import FIRST_TRAINED, make_data
 from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, PARTS, STAGES
 from esper.tasks.grammar_kinds import Code, Expression, Rule, Structure
 from esper.tasks.grammar_settings import (
     ANSWERS,
-    EXAMPLES,
     HORIZON,
     LACKS,
     TEST,
@@ -77,6 +76,7 @@ class Grammar:
         made = []
         for number in on_cpu.form.unique().tolist():
             rows = (on_cpu.form == number).nonzero()[:, 0]
+            rows = rows[on_cpu.examples[rows].argsort()]  # neighbours of one size: data are made a few at a time
             made.append(_problems(on_cpu.rows(rows), on_device.rows(rows.to(device)), FORMS[number]))
         return made
 
@@ -165,17 +165,18 @@ def _data(on_cpu: Settings, settings: Settings, form: Form) -> dict[str, Tensor]
     """The three splits, with as many examples and features as the largest problem has, and zeros beyond each one's."""
     n, device = len(on_cpu), settings.keys.device
     most, features = int(on_cpu.examples.max()), int(on_cpu.features.max())
-    starts = {"train": (0, most), "val": (EXAMPLES[1], VAL), "test": (EXAMPLES[1] + VAL, TEST)}
+    starts = {"val": (0, VAL), "test": (VAL, TEST), "train": (FIRST_TRAINED, most)}
     made = {}
     for name, (_, count) in starts.items():
-        made[f"{name}_x"] = torch.empty(n, count, *form.sizes, features, device=device)
-        made[f"{name}_y"] = torch.empty(n, count, dtype=torch.int64, device=device)
+        made[f"{name}_x"] = torch.zeros(n, count, *form.sizes, features, device=device)
+        made[f"{name}_y"] = torch.zeros(n, count, dtype=torch.int64, device=device)
     for rows in torch.arange(n).split(CHUNK[device.type]):
         inputs, labels = make_data(on_cpu.rows(rows), settings.rows(rows.to(device)), form)
         first, stop = int(rows[0]), int(rows[-1]) + 1
         for name, (start, count) in starts.items():
-            made[f"{name}_x"][first:stop] = inputs[:, start : start + count, ..., :features]
-            made[f"{name}_y"][first:stop] = labels[:, start : start + count]
+            end = min(start + count, inputs.shape[1])
+            made[f"{name}_x"][first:stop, : end - start] = inputs[:, start:end, ..., :features]
+            made[f"{name}_y"][first:stop, : end - start] = labels[:, start:end]
     beyond = torch.arange(most, device=device) >= settings.examples[:, None]  # [n, most]
     made["train_x"].masked_fill_(beyond.view(n, most, *[1] * (len(form.sizes) + 1)), 0.0)
     made["train_y"].masked_fill_(beyond, 0)

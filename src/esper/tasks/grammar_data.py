@@ -18,8 +18,8 @@ from esper.tasks.grammar_relations import COORDINATES, classes_of
 from esper.tasks.grammar_settings import EXAMPLES, FEATURES, LATENT, TEST, VAL, Settings
 from esper.tasks.problems import Form
 
-COUNT = EXAMPLES[1] + VAL + TEST
-"""Examples of every problem, before those that it does not train on are left out."""
+FIRST_TRAINED = VAL + TEST
+"""Examples are numbered: those to validate on, those to test on, those to train on. So the last can be left out."""
 VARIANTS = 128
 """Forms that each symbol of a code comes in."""
 ENTITIES = 5
@@ -32,32 +32,35 @@ MOTIFS = ((1.0, -1.0, 2.0, -2.0), (2.0, 1.0, -2.0, -1.0), (-1.0, 2.0, -2.0, 1.0)
 
 
 def make_data(on_cpu: Settings, settings: Settings, form: Form) -> tuple[Tensor, Tensor]:
-    """Inputs [n, COUNT, *sizes, features] and labels [n, COUNT]; the same settings twice, on the CPU and on the device.
+    """Inputs [n, count, *sizes, features] and labels [n, count]; the same settings twice, on the CPU and on the device.
 
-    Features are as many as the layout has at most.
+    There are as many examples as the largest of the problems has, and as many features as its layout has at most.
     """
-    signal, classes = _signal(on_cpu, settings, form)
+    # The classes of vectors are ranks among all points, so all must be there.
+    most = EXAMPLES[1] if form.layout == "dense" else int(on_cpu.examples.max())
+    count = FIRST_TRAINED + most
+    signal, classes = _signal(on_cpu, settings, form, count)
     inputs = _seen(signal, classes, settings, form)
-    u = uniforms(settings.keys, Purpose.LABEL, 2 * COUNT).view(-1, COUNT, 2)
+    u = uniforms(settings.keys, Purpose.LABEL, 2 * count).view(-1, count, 2)
     is_wrong = u[..., 0] < settings.wrong[:, None]
     labels = torch.where(is_wrong, (u[..., 1] * CLASSES).long(), classes)
-    return inputs.view(len(settings), COUNT, *form.sizes, -1), labels
+    return inputs.view(len(settings), count, *form.sizes, -1), labels
 
 
 # -- the signal --------------------------------------------------------------------------------------------------------
 
 
-def _signal(on_cpu: Settings, settings: Settings, form: Form) -> tuple[Tensor, Tensor]:
-    """[n, COUNT, positions, channels + 1] with an empty last channel, and classes [n, COUNT]."""
+def _signal(on_cpu: Settings, settings: Settings, form: Form, count: int) -> tuple[Tensor, Tensor]:
+    """[n, count, positions, channels + 1] with an empty last channel, and classes [n, count]."""
     n, device = len(settings), settings.keys.device
     positions, channels = math.prod(form.sizes), LATENT[LAYOUTS.index(form.layout)]
-    signal = torch.zeros(n, COUNT, positions, channels + 1, device=device)
+    signal = torch.zeros(n, count, positions, channels + 1, device=device)
     if form.layout == "dense":
-        points = _points(settings, COUNT)
+        points = _points(settings, count)
         used = torch.arange(COORDINATES, device=device) < settings.dimensions[:, None]
         signal[:, :, 0, :COORDINATES] = points * used[:, None]
         return signal, classes_of(settings, points)
-    classes = (torch.arange(COUNT, device=device) % CLASSES).expand(n, COUNT)
+    classes = (torch.arange(count, device=device) % CLASSES).expand(n, count)
     spread_out = torch.isin(on_cpu.structure, torch.tensor([int(one) for one in SPREAD_OUT]))
     waves, motif = on_cpu.structure == Structure.WAVES, on_cpu.code == Code.MOTIF
     groups = {
@@ -105,19 +108,19 @@ def _spread_out(signal: Tensor, settings: Settings, classes: Tensor, form: Form)
     """A symbol at every position."""
     n, count, positions, _ = signal.shape
     drawn = random_bits(settings.keys, Purpose.STRUCTURE, count, positions)  # [n, count, positions] of 24 bits
-    variant, other, u = drawn % VARIANTS, (drawn // VARIANTS) % CLASSES, drawn // (VARIANTS * CLASSES)
     share = torch.where(settings.structure == Structure.ALL, 1.0, settings.share)
-    threshold = (share * (2**24 // (VARIANTS * CLASSES))).to(torch.int32)[:, None, None]
-    symbol = torch.where(u < threshold, classes.to(torch.int32)[..., None], other)
+    threshold = (share * 2**24).to(torch.int32)[:, None, None]
+    # The highest bits say whether the symbol is the class's, the lowest which one it is otherwise, and its variant.
+    own = classes.to(torch.int32)[..., None] * VARIANTS + (drawn & (VARIANTS - 1))
     row = torch.arange(n, device=signal.device, dtype=torch.int32)[:, None, None] * (CLASSES * VARIANTS)
-    index = row + symbol * VARIANTS + variant
+    index = torch.where(drawn < threshold, own, drawn & (CLASSES * VARIANTS - 1)) + row
     book = _codebook(settings).view(-1, 2)
     signal[..., :2] = book.index_select(0, index.view(-1)).view(n, count, positions, 2)
 
 
 def _waves(signal: Tensor, settings: Settings, classes: Tensor, form: Form) -> None:
     height, width = _plane(form)
-    u = uniforms(settings.keys, Purpose.STRUCTURE, 2 * COUNT).view(-1, COUNT, 1, 2)
+    u = uniforms(settings.keys, Purpose.STRUCTURE, 2 * classes.shape[1]).view(*classes.shape, 1, 2)
     row, column = _grid(height, width, signal.device)
     if width == 1:
         turns = (2.0 + 2.0 * classes)[..., None] * row / height
@@ -147,7 +150,7 @@ def _motifs(signal: Tensor, settings: Settings, classes: Tensor, form: Form) -> 
         row, column = _grid(tall, wide, signal.device)
         where = (top[..., None] + row) * width + left[..., None] + column  # [n, count, 2, cells]
         added = pattern[symbol.clamp(min=0)] * present[..., None]
-        filled = torch.zeros(len(part), COUNT, height * width, device=signal.device)
+        filled = torch.zeros(len(part), signal.shape[1], height * width, device=signal.device)
         filled.scatter_add_(2, where.flatten(2), added.flatten(2))
         if index is None:
             signal[..., 0] = filled
@@ -175,11 +178,11 @@ def _marks(signal: Tensor, settings: Settings, classes: Tensor, form: Form) -> N
 
 
 def _entities(settings: Settings, classes: Tensor, form: Form, tall: int, wide: int) -> tuple[Tensor, ...]:
-    """Symbols, places (row and column of their first position) and presence, each [n, COUNT, ENTITIES]."""
+    """Symbols, places (row and column of their first position) and presence, each [n, count, ENTITIES]."""
     height, width = _plane(form)
     free = height - tall + 1
     third = max(1, free // 3)
-    u = uniforms(settings.keys, Purpose.STRUCTURE, COUNT * 3 * ENTITIES).view(-1, COUNT, 3, ENTITIES)
+    u = uniforms(settings.keys, Purpose.STRUCTURE, classes.shape[1] * 3 * ENTITIES).view(*classes.shape, 3, ENTITIES)
     left = (u[:, :, 0] * (width - wide + 1)).long()
     anywhere, other = (u[:, :, 1] * free).long(), (u[:, :, 2] * CLASSES).long()
     pair, bit, sign = 2 * (classes // 2), classes % 2, other[..., 0] % 2
@@ -235,13 +238,13 @@ def _grid(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor
 
 
 def _seen(signal: Tensor, classes: Tensor, settings: Settings, form: Form) -> Tensor:
-    """[n, COUNT, positions, features]"""
+    """[n, count, positions, features]"""
     n, count, positions, channels = signal.shape
     features = FEATURES[LAYOUTS.index(form.layout)][1]
-    keys, real = settings.keys, settings
-    signal[..., -1] = noise(keys, Purpose.DISTRACTOR, count, positions) * _wide(real.loud)[..., 0]
+    keys = settings.keys
+    signal[..., -1] = noise(keys, Purpose.DISTRACTOR, count, positions) * _wide(settings.loud)[..., 0]
     is_there = (torch.arange(features, device=keys.device) < settings.features[:, None]).float()  # [n, features]
-    basis = orthogonal_rows(settings.keys, channels + 3, is_there)
+    basis = orthogonal_rows(keys, channels + 3, is_there)
     inputs = noise(keys, Purpose.NOISE, count, positions * features).view(n, -1, features)
     inputs *= (is_there * settings.noise.float()[:, None])[:, None]
     inputs.baddbmm_(signal.view(n, -1, channels), basis[:, :channels])

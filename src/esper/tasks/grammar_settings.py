@@ -34,7 +34,7 @@ HORIZON = (16, 30)
 ROOM, UNLIMITED = (0.3, 4.0), 0.25
 """Parameters for seeds in sizes of the host, and how often they are not limited."""
 SEEDS = {1: 0.35, 2: 0.3, 3: 0.2, torch.inf: 0.15}
-STRAIGHT, MIXED = 0.35, 0.15
+STRAIGHT, MIXED = 0.45, 0.15
 """How often no stage bends anything; how often every stage does or does not by itself (vectors and sequences)."""
 NOISE_VECTOR, NOISE_SPREAD_OUT, NOISE_SPARSE = (0.02, 0.2), (0.15, 0.8), (0.1, 0.5)
 # How often, and from where to where.
