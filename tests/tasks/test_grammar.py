@@ -423,8 +423,12 @@ def test_the_first_weights_of_a_seed_depend_on_its_number_alone():
 
 
 def test_every_lack_occurs_in_every_layout_where_a_seed_supplies_it(settings):
-    occurs = Counter((int(layout), lack) for layout, lacks in zip(settings.layout, settings.lacks.tolist(), strict=True)
-                     for lack, is_lacking in enumerate(lacks) if is_lacking)
+    occurs = Counter(
+        (int(layout), lack)
+        for layout, lacks in zip(settings.layout, settings.lacks.tolist(), strict=True)
+        for lack, is_lacking in enumerate(lacks)
+        if is_lacking
+    )
     for layout, lacks in enumerate(((2, 3), (1, 2, 3), (0, 1, 2, 3), (0, 1, 2, 3))):
         assert {lack for where, lack in occurs if where == layout} == set(lacks)
 

@@ -64,12 +64,14 @@ def bits(keys: Tensor, purpose: int, count: int, first: Tensor | int = 0) -> Ten
     """[N, count] int64, all 64 bits random: the numbers of each key from the index `first` ([N] or one for all) on."""
     start = mix(mix(keys) + mix(torch.full_like(keys[:1], purpose)))  # [N]
     index = torch.arange(1, count + 1, device=keys.device)  # [count]
-    return mix(start[:, None] + (index + (first[:, None] if isinstance(first, Tensor) else first)) * STEP)
+    index = index + (first[:, None] if isinstance(first, Tensor) else first)
+    return mix(start[:, None] + index * STEP)
 
 
 def _top(drawn: Tensor, size: int) -> Tensor:
     """The uppermost bits, as a number from 0 to 2^size − 1."""
-    return (drawn >> (64 - size)) & (2**size - 1)
+    top: Tensor = (drawn >> (64 - size)) & (2**size - 1)
+    return top
 
 
 def uniforms(keys: Tensor, purpose: int, count: int, first: Tensor | int = 0) -> Tensor:

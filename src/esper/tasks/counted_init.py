@@ -16,13 +16,13 @@ Uniforms = Callable[[int, int], Tensor]
 """(first, count) → [count] float32 in [0, 1)"""
 
 
-class CountedInit(TorchDispatchMode):
+class CountedInit(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch does not annotate it
     """Within, `Tensor.uniform_` takes the next of the given numbers: modules are filled in the order in which torch
     would draw their weights, whatever the order of their parameters, and layers that start at zero still use up theirs.
     """
 
     def __init__(self, uniforms: Uniforms) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.uniforms = uniforms
         self.used = 0
 

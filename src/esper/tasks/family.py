@@ -1,8 +1,9 @@
 """Task families: a new problem for every episode, the same one for the same number, and others for evaluation.
 
 `get_family("mixed")` generates problems ("mixed/vector" only those of vectors), "disguised" hides what gives them away,
-"varied" builds hosts at random, "grammar" composes both, also in batches on the device, "natural" has some hosts of built-in tasks ("natural/mnist1d" only of that one), and
-the name of any task is a family in which only the seeds vary. "mixed+varied" takes turns.
+"varied" builds hosts at random, "grammar" composes hosts and data at random ("grammar-unseen": of kinds that "grammar"
+never has), "natural" has some hosts of built-in tasks ("natural/mnist1d" only of that one), and the name of any task is
+a family in which only the seeds vary. "mixed+varied" takes turns.
 """
 
 from __future__ import annotations
@@ -233,7 +234,8 @@ def get_family(name: str, **options: Any) -> NamedFamily:
             raise ValueError(f"no sort of varied problem is called so: {name!r}; try varied/{', varied/'.join(SORTS)}")
         return Varied(**({"sorts": [part]} if part else {}), **options)
     if base in ("grammar", "grammar-unseen"):
-        from esper.tasks.grammar import PARTS, Grammar  # noqa: PLC0415
+        from esper.tasks.grammar import Grammar  # noqa: PLC0415
+        from esper.tasks.grammar_forms import PARTS  # noqa: PLC0415
 
         if part and part not in PARTS:
             raise ValueError(f"no part of {base} is called so: {name!r}; try {base}/{f', {base}/'.join(PARTS)}")

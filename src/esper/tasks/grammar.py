@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import partial
+from itertools import compress
 from typing import Any
 
 import torch
@@ -37,7 +38,7 @@ from esper.tasks.problems import Form, Problems
 from esper.tasks.registry import Task
 from esper.tasks.token_host import TokenHost
 
-CHUNK = {"cpu": 16, "cuda": 512}
+CHUNK = {"cpu": 8, "cuda": 512}
 """Problems whose data are made at once: few enough for the cache of a core, enough to fill a GPU."""
 STREAMS = 4
 """Training and held-out draws of `grammar`, and the same of `grammar-unseen`: no key is in two of them."""
@@ -74,7 +75,7 @@ class Grammar:
         on_cpu = self.settings(draw_ids, held_out)
         on_device = on_cpu.to(device)
         made = []
-        for number in on_cpu.form.unique().tolist():
+        for number in sorted(set(on_cpu.form.tolist())):
             rows = (on_cpu.form == number).nonzero()[:, 0]
             rows = rows[on_cpu.examples[rows].argsort()]  # neighbours of one size: data are made a few at a time
             made.append(_problems(on_cpu.rows(rows), on_device.rows(rows.to(device)), FORMS[number]))
@@ -122,8 +123,8 @@ def make_host(form: Form, features: int, widths: list[int], bends: list[bool], n
         if not form.layout.startswith("conv"):
             return TokenHost(features, bends=bends, attends=list(form.attends), **common)
         kind = Conv1dHost if form.layout == "conv1d" else Conv2dHost
-        how = {"kernels": list(form.kernels), "pooling": form.pooling, "norm": form.norm, "activation": any(bends)}
-        return kind(features, **common, **how)
+        common |= {"kernels": list(form.kernels), "pooling": form.pooling, "norm": form.norm, "activation": any(bends)}
+        return kind(features, **common)
 
 
 # -- many problems of one form -----------------------------------------------------------------------------------------
@@ -170,7 +171,7 @@ def _data(on_cpu: Settings, settings: Settings, form: Form) -> dict[str, Tensor]
     for name, (_, count) in starts.items():
         made[f"{name}_x"] = torch.zeros(n, count, *form.sizes, features, device=device)
         made[f"{name}_y"] = torch.zeros(n, count, dtype=torch.int64, device=device)
-    for rows in torch.arange(n).split(CHUNK[device.type]):
+    for rows in torch.split(torch.arange(n), CHUNK[device.type]):
         inputs, labels = make_data(on_cpu.rows(rows), settings.rows(rows.to(device)), form)
         first, stop = int(rows[0]), int(rows[-1]) + 1
         for name, (start, count) in starts.items():
@@ -199,12 +200,12 @@ def _facts(settings: Settings, form: Form) -> tuple[dict[str, str | int | float]
     )
     made: list[dict[str, str | int | float]] = []
     for kind, lacks, wanted, places, widths, size, wrong in columns:
-        seeds = [ANSWERS[i][layout] for i, is_wanted in enumerate(wanted) if is_wanted]
+        seeds = compress((row[layout] for row in ANSWERS), wanted)
         made.append(
             {
                 "kind": f"{PARTS[layout]} {_spelled(*kind)}",
                 "layout": form.layout,
-                "lacks": "+".join(name for name, is_lacking in zip(LACKS, lacks, strict=True) if is_lacking) or "nothing",
+                "lacks": "+".join(compress(LACKS, lacks)) or "nothing",
                 "answer": "+".join(f"{seed}@{place}" for seed, place in zip(seeds, places, strict=False)) or "none",
                 "widths": "-".join(str(width) for width in widths),
                 "host_parameters": size,

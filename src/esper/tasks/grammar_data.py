@@ -1,7 +1,7 @@
 """Data of the family `grammar`, for many problems of one form at once.
 
-A *signal* [n, examples, positions, channels] that holds the classes, then what hides it: a random map into more features,
-noise, a loud distractor, gains, offsets, hints that make a share of the examples easy, and wrong labels.
+A *signal* [n, examples, positions, channels] that holds the classes, then what hides it: a random map into more
+features, noise, a loud distractor, gains, offsets, hints that make a share of the examples easy, and wrong labels.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from esper.tasks.counted import Purpose, random_bits, noise, normals, uniforms
+from esper.tasks.counted import Purpose, noise, normals, random_bits, uniforms
 from esper.tasks.grammar_forms import CLASSES, LAYOUTS
 from esper.tasks.grammar_kinds import SPREAD_OUT, Code, Structure
 from esper.tasks.grammar_relations import COORDINATES, classes_of
@@ -160,7 +160,7 @@ def _motifs(signal: Tensor, settings: Settings, classes: Tensor, form: Form) -> 
 
 def _marks(signal: Tensor, settings: Settings, classes: Tensor, form: Form) -> None:
     """Single positions that hold a symbol."""
-    n, count, positions, channels = signal.shape
+    n, count, _, channels = signal.shape
     width = _plane(form)[1]
     symbol, top, left, present = _entities(settings, classes, form, 1, 1)
     variant = (uniforms(settings.keys, Purpose.PICK, count * ENTITIES) * VARIANTS).long()

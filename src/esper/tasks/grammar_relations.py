@@ -39,8 +39,8 @@ def classes_of(settings: Settings, points: Tensor) -> Tensor:
 def expression(kind: Tensor, points: Tensor, used: Tensor, numbers: Tensor, steepness: Tensor) -> Tensor:
     """[n, count]: each row's expression of its points. Its numbers turn the points before anything is made of them."""
     n = len(points)
-    parts = (COORDINATES * COORDINATES, COORDINATES * UNITS, UNITS, UNITS)
-    turn, slopes, phase, weight = numbers.split(parts, 1)
+    parts = [COORDINATES * COORDINATES, COORDINATES * UNITS, UNITS, UNITS]
+    turn, slopes, phase, weight = torch.split(numbers, parts, 1)
     turn = turn.reshape(n, COORDINATES, COORDINATES) * used[:, :, None]
     turned = points @ (turn / turn.norm(dim=1, keepdim=True))  # [n, count, COORDINATES], unit variance each
     a, b, c = turned[..., 0], turned[..., 1], turned[..., 2]

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
 from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,8 +17,18 @@ from esper.growth.blueprints import SlotShape
 from esper.growth.seed import parameter_count
 from esper.tasks.counted import Purpose, chosen, uniforms
 from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, STAGES, first_pool, forms_of
-from esper.tasks.grammar_kinds import CODES, EXPRESSIONS, RULES, SPREAD_OUT, STRUCTURES, UNSEEN
-from esper.tasks.grammar_kinds import Code, Expression, Rule, Structure
+from esper.tasks.grammar_kinds import (
+    CODES,
+    EXPRESSIONS,
+    RULES,
+    SPREAD_OUT,
+    STRUCTURES,
+    UNSEEN,
+    Code,
+    Expression,
+    Rule,
+    Structure,
+)
 
 # One row per layout: dense, sequence, conv1d, conv2d. Least and most.
 FEATURES = ((4, 20), (5, 10), (2, 4), (2, 3))
@@ -154,7 +165,7 @@ def draw_settings(keys: Tensor, draw: Tensor, layout: Tensor, unseen: bool) -> S
         weight_decay=torch.tensor(DECAYS, dtype=torch.float64)[_between(next(u), 0, len(DECAYS) - 1)],
         horizon=_between(next(u), *HORIZON),
         budget=_budget(size, _answer_parameters(layout, lacks, places, widths), room),
-        max_seeds=torch.maximum(torch.tensor(list(SEEDS)).double()[_weighted(seeds, SEEDS)], answers(lacks).sum(1)),
+        max_seeds=torch.maximum(_weighted(seeds, SEEDS).double(), answers(lacks).sum(1)),
         lacks=lacks,
         places=places,
     )
@@ -214,7 +225,8 @@ def _needs(
     far |= (structure == Structure.RELATION) & (distractors > 0)
     far |= neighbour & (layout == LAYOUTS.index("sequence"))  # where only attention sees neighbours
     bend = (has_relation & ~straight) | (code == Code.SHAPE) | neighbour
-    bend |= _is_in(structure, (Structure.RELATION, Structure.COUNT)) | ((structure == Structure.MOST) & (code == Code.LEVEL))
+    bend |= _is_in(structure, (Structure.RELATION, Structure.COUNT))
+    bend |= (structure == Structure.MOST) & (code == Code.LEVEL)
     return torch.stack([neighbour & (layout >= LAYOUTS.index("conv1d")), far, bend, gain > GAIN_THAT_NEEDS_A_NORM], 1)
 
 
@@ -316,11 +328,9 @@ def _sometimes(u: Iterator[Tensor], often: float, least: float, most: float) -> 
     return torch.where(next(u) < often, _uniform(next(u), least, most), 0.0)
 
 
-def _weighted(u: Tensor, weights: Mapping[int, float] | Mapping[float, float]) -> Tensor:
-    """For integer keys the key, otherwise its number."""
-    index = chosen(u, list(weights.values()))
-    keys = list(weights)
-    return torch.tensor(keys)[index] if all(isinstance(key, int) for key in keys) else index
+def _weighted(u: Tensor, weights: Mapping[Any, float]) -> Tensor:
+    """One of the keys, as often as its weight says."""
+    return torch.tensor(list(weights))[chosen(u, list(weights.values()))]
 
 
 def _by_layout(layout: Tensor, u: Tensor, options: Sequence[Sequence[int]]) -> Tensor:
