@@ -4,7 +4,8 @@
 
 Every run is a schedule through the real lifecycle (`need_and_place.run`), scored on test data: accuracy − 5 points per
 extra host-size of parameters. "elsewhere" is the first seed of the answer at the last slot that is not its own, "best"
-the best of all these, with --everything also of each blueprint at the answer's slot, chosen by validation score. Draws are training draws: held-out ones are for judging controllers.
+the best of all these, with --everything also of each blueprint at the answer's slot, chosen by validation score. Draws
+are training draws: held-out ones are for judging controllers.
 """
 
 from __future__ import annotations
@@ -83,8 +84,8 @@ def main() -> None:
         found.append(one)
         if options.each:
             facts = draw_of(options.family, number).facts
-            figures = f"{one.none:.0f} {one.answer:.0f} {one.elsewhere:.0f} {one.schedule:.0f} {one.best:.0f} ({one.ceiling:.0f})"
-            print(f"{figures:28} {facts['kind']} | {one.lacks} | {facts['answer']} | {one.chosen}", flush=True)
+            figures = " ".join(f"{getattr(one, name):.0f}" for name in FIGURES)
+            print(f"{figures:24} {facts['kind']} | {one.lacks} | {facts['answer']} | {one.chosen}", flush=True)
     for by in ("layout", "lacks"):
         print("\n".join(table([by, "draws", *FIGURES], rows(found, by))), "\n")
     gains = np.array([one.best - one.none for one in found])

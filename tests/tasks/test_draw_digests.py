@@ -20,6 +20,7 @@ from esper.tasks.feed import TensorFeed
 DRAWS = [
     *((name, draw_id) for name in ("mixed", "disguised") for draw_id in (0, 5, 11, 17)),
     *(("varied", draw_id) for draw_id in range(5)),
+    *((name, draw_id) for name in ("grammar", "grammar-unseen") for draw_id in range(4)),
     *(("natural", draw_id) for draw_id in range(3)),
     *((name, 1) for name in ("mnist1d", "digits", "stories", "mixed+varied", "varied/text", "disguised/image")),
 ]
@@ -36,7 +37,14 @@ def described(draw: Draw) -> tuple[str, float, float]:
     task, splits = draw.task, draw.task.splits
     torch.manual_seed(draw.seed)
     host = task.make_host()
-    feed = TensorFeed(splits.train, splits.val, batch_size=task.batch_size, augment=task.augment, seed=draw.seed)
+    feed = TensorFeed(
+        splits.train,
+        splits.val,
+        batch_size=task.batch_size,
+        augment=task.augment,
+        seed=draw.seed,
+        numbers=task.numbers,
+    )
     exact = {
         "draw": [draw.seed, draw.horizon, draw.budget, draw.max_seeds, draw.facts],
         "task": [task.name, task.slots, task.labels, task.batch_size, task.updates_per_epoch, task.learning_rate],
@@ -88,6 +96,22 @@ RECORDED: dict[str, tuple[str, float, float]] = {
     "varied 3 held out": ("6b4b8decedd9b1a0", 1466653.125629, 4951.747354),
     "varied 4": ("78aa147fa02b0119", 30136445.0, 3212.144381),
     "varied 4 held out": ("8f4e0294a666b74c", 44103038.0, 990.421117),
+    "grammar 0": ("e15c49fc80bf0882", 360874.583896, 2141.959593),
+    "grammar 0 held out": ("8b5bd9f37407855b", 278983.384036, 8494.204227),
+    "grammar 1": ("9911ff5326067184", 6018366.09923, 2476.820426),
+    "grammar 1 held out": ("a46b654109eefc68", 4633492.730665, 2830.654276),
+    "grammar 2": ("5ff951b6f77c7e8e", 7223889.905892, 5826.372845),
+    "grammar 2 held out": ("597b32a7de4b7a72", 11958333.265436, 2866.598607),
+    "grammar 3": ("c9252fdd6e215e86", 4824192.070072, 1302.275936),
+    "grammar 3 held out": ("28e8667d880ebd47", 1806444.632379, 1054.400228),
+    "grammar-unseen 0": ("ac626956516a1c9f", 334112.567612, 3087.123653),
+    "grammar-unseen 0 held out": ("2c7ab42bc7fe035e", 216230.207191, 2349.788723),
+    "grammar-unseen 1": ("94e9c7c99989c968", 3774018.973227, 10196.726903),
+    "grammar-unseen 1 held out": ("6dfe5e3100e8f20d", 2025380.547275, 2687.536171),
+    "grammar-unseen 2": ("532b599812710a24", 3667865.071176, 3739.722313),
+    "grammar-unseen 2 held out": ("250714ccb0d38a99", 4028122.039573, 3281.772912),
+    "grammar-unseen 3": ("13222548a2fd4e06", 8557111.9425, 2746.097603),
+    "grammar-unseen 3 held out": ("9f48fb19da23fa7c", 14449690.919997, 3642.635405),
     "natural 0": ("009456c6b316d49b", 7326430.3281, 2829.611353),
     "natural 0 held out": ("7dc61dbbb4c53e8e", 7333039.41881, 2821.479093),
     "natural 1": ("d6817267ab7fae16", 4453551.25, 1635.036631),
