@@ -261,16 +261,12 @@ def of_layout(layout: str, count: int = 4) -> Settings:
     return get_family(f"grammar/{PARTS[LAYOUTS.index(layout)]}").settings(range(count), False)
 
 
-def form_of(layout: str):
-    return next(form for form in FORMS if form.layout == layout)
-
-
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_classes_are_balanced_and_inputs_are_finite(layout):
     for unseen in (False, True):
         name = f"grammar{'-unseen' if unseen else ''}/{PARTS[LAYOUTS.index(layout)]}"
         drawn = get_family(name).settings(range(24), False)
-        x, y = make_data(drawn, drawn, form_of(layout))
+        x, y = make_data(drawn, drawn, layout)
         count = FIRST_TRAINED + (EXAMPLES[1] if layout == "dense" else int(drawn.examples.max()))
         assert x.shape == (24, count, *SIZES[layout], FEATURES[LAYOUTS.index(layout)][1])
         assert bool(x.isfinite().all())
@@ -281,8 +277,7 @@ def test_classes_are_balanced_and_inputs_are_finite(layout):
 
 def test_wrong_labels_are_as_many_as_the_ceiling_says():
     drawn = of_layout("conv1d", 8)
-    form = form_of("conv1d")
-    clean, noisy = (make_data(one, one, form)[1] for one in (only(drawn), only(drawn, wrong=0.1)))
+    clean, noisy = (make_data(one, one, "conv1d")[1] for one in (only(drawn), only(drawn, wrong=0.1)))
     assert float((clean != noisy).double().mean()) == pytest.approx(0.1 * 0.75, abs=0.01)
 
 
@@ -291,7 +286,7 @@ def test_hints_are_easy_for_anyone_and_only_for_their_share():
     for share, least, most in ((0.0, 0.2, 0.31), (1.0, 0.95, 1.01)):
         # An order of symbols: a linear map of the mean over positions knows nothing about it.
         hard = only(drawn, structure=Structure.ORDER, code=Code.DIRECTION, easy=share)
-        x, y = make_data(hard, hard, form_of("conv1d"))
+        x, y = make_data(hard, hard, "conv1d")
         for inputs, labels in zip(x.mean(2), y, strict=True):
             assert least < linear_accuracy(inputs, labels) < most
 
@@ -323,7 +318,7 @@ def linear_accuracy(x: torch.Tensor, y: torch.Tensor) -> float:
 @pytest.mark.parametrize("layout", ["sequence", "conv1d", "conv2d"])
 def test_the_mean_over_positions_keeps_or_hides_the_class(layout, structure, code, kept):
     drawn = only(of_layout(layout), structure=structure, code=code, distractors=1)
-    x, y = make_data(drawn, drawn, form_of(layout))
+    x, y = make_data(drawn, drawn, layout)
     accuracy = [linear_accuracy(one.flatten(1, -2).mean(1), labels) for one, labels in zip(x, y, strict=True)]
     assert min(accuracy) > 0.9 if kept else max(accuracy) < 0.6
 
@@ -332,7 +327,7 @@ def test_a_relation_of_two_marks_is_what_it_says():
     """Equal or opposite signs (the lower bit) in one of two channels (the higher bit)."""
     drawn = only(of_layout("conv1d"), structure=Structure.RELATION, code=Code.DIRECTION, distractors=0, noise=0.0)
     settings = replace(drawn, features=torch.full_like(drawn.features, 2))
-    x, y = make_data(settings, settings, form_of("conv1d"))  # [n, count, 32, 4]
+    x, y = make_data(settings, settings, "conv1d")  # [n, count, 32, 4]
     third = 32 // 3
     early, late = x[:, :, :third, :2].sum(2), x[:, :, -third:, :2].sum(2)  # one mark each
     assert torch.allclose(early.norm(dim=2), torch.tensor(2.5), atol=1e-4)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from functools import lru_cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -60,9 +60,15 @@ def draw_keys(draw_ids: Tensor, *, stream: int, streams: int) -> Tensor:
     return mix(draw_ids * streams + stream)
 
 
+@cache
+def _purpose_key(purpose: int) -> int:
+    # Of a negative number, which no draw's key is made of: else key a with purpose b could be key b with purpose a.
+    return int(mix(torch.tensor(-1 - purpose)))
+
+
 def bits(keys: Tensor, purpose: int, count: int, first: Tensor | int = 0) -> Tensor:
     """[N, count] int64, all 64 bits random: the numbers of each key from the index `first` ([N] or one for all) on."""
-    start = mix(mix(keys) + mix(torch.full_like(keys[:1], purpose)))  # [N]
+    start = mix(keys + _purpose_key(purpose))  # [N]
     index = torch.arange(1, count + 1, device=keys.device)  # [count]
     index = index + (first[:, None] if isinstance(first, Tensor) else first)
     return mix(start[:, None] + index * STEP)

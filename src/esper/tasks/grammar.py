@@ -24,6 +24,7 @@ from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, PARTS, STAGES
 from esper.tasks.grammar_kinds import Code, Expression, Rule, Structure
 from esper.tasks.grammar_settings import (
     ANSWERS,
+    EXAMPLES,
     HORIZON,
     LACKS,
     TEST,
@@ -31,7 +32,6 @@ from esper.tasks.grammar_settings import (
     Settings,
     answers,
     draw_settings,
-    host_parameters,
 )
 from esper.tasks.hosts import Conv1dHost, Conv2dHost
 from esper.tasks.problems import Form, Problems
@@ -73,13 +73,19 @@ class Grammar:
     ) -> list[Problems]:
         """These problems with their data on the device, grouped by the form of their hosts."""
         on_cpu = self.settings(draw_ids, held_out)
-        on_device = on_cpu.to(device)
-        made = []
-        for number in sorted(set(on_cpu.form.tolist())):
-            rows = (on_cpu.form == number).nonzero()[:, 0]
-            rows = rows[on_cpu.examples[rows].argsort()]  # neighbours of one size: data are made a few at a time
-            made.append(_problems(on_cpu.rows(rows), on_device.rows(rows.to(device)), FORMS[number]))
-        return made
+        # Side by side: the problems of a form, and among them those of about as many examples. Forms are in the order
+        # of their layouts.
+        on_cpu = on_cpu.rows((2 * EXAMPLES[1] * on_cpu.form + on_cpu.examples).argsort())
+        settings = on_cpu.to(device)
+        groups = [_Group(on_cpu, settings, number) for number in sorted(set(on_cpu.form.tolist()))]
+        for layout in sorted(set(on_cpu.layout.tolist())):
+            mine = [group for group in groups if group.form.layout == LAYOUTS[layout]]
+            for start in range(mine[0].first, mine[-1].stop, CHUNK[settings.keys.device.type]):
+                rows = slice(start, min(start + CHUNK[settings.keys.device.type], mine[-1].stop))
+                made = make_data(on_cpu.rows(rows), settings.rows(rows), LAYOUTS[layout])
+                for group in mine:
+                    group.take(start, *made)
+        return [group.problems() for group in groups]
 
     def draw(self, number: int, *, held_out: bool = False) -> Draw:
         (one,) = self.problems([number], held_out=held_out)
@@ -130,63 +136,73 @@ def make_host(form: Form, features: int, widths: list[int], bends: list[bool], n
 # -- many problems of one form -----------------------------------------------------------------------------------------
 
 
-def _problems(on_cpu: Settings, settings: Settings, form: Form) -> Problems:
-    keys, stages = settings.keys, form.stages
-    data = _data(on_cpu, settings, form)
+class _Group:
+    """The problems of one form, whose data come in a piece at a time."""
 
-    def minibatches(rows: Tensor, epoch: int) -> Tensor:
-        updates, batch = settings.updates[rows], form.batch_size
-        most = int(updates.max())
-        first = epoch * updates * batch
-        drawn = integers(keys[rows], Purpose.MINIBATCH, most * batch, settings.examples[rows], first)
-        return drawn.view(-1, most, batch).transpose(0, 1)
+    def __init__(self, on_cpu: Settings, settings: Settings, number: int) -> None:
+        """Of sorted settings, on the CPU and on the device."""
+        self.form = FORMS[number]
+        rows = (on_cpu.form == number).nonzero()[:, 0].tolist()
+        self.first, self.stop = rows[0], rows[-1] + 1
+        self.on_cpu, self.settings = (all_of.rows(slice(self.first, self.stop)) for all_of in (on_cpu, settings))
+        most, features = int(self.on_cpu.examples.max()), int(self.on_cpu.features.max())
+        self.spans = {"val": (0, VAL), "test": (VAL, TEST), "train": (FIRST_TRAINED, most)}
+        """Number of the first example of a split, and examples."""
+        self.data: dict[str, Tensor] = {}
+        device = settings.keys.device
+        for name, (_, count) in self.spans.items():
+            self.data[f"{name}_x"] = torch.zeros(len(rows), count, *self.form.sizes, features, device=device)
+            self.data[f"{name}_y"] = torch.zeros(len(rows), count, dtype=torch.int64, device=device)
 
-    return Problems(
-        form=form,
-        draw=settings.draw,
-        features=settings.features,
-        widths=settings.widths[:, :stages],
-        bends=settings.bends[:, :stages],
-        learning_rate=settings.learning_rate,
-        weight_decay=settings.weight_decay,
-        updates=settings.updates,
-        horizon=settings.horizon,
-        budget=settings.budget,
-        max_seeds=settings.max_seeds,
-        examples=settings.examples,
-        **data,
-        minibatches=minibatches,
-        host_uniforms=lambda rows, count: uniforms(keys[rows], Purpose.HOST, count),
-        seed_uniforms=lambda rows, number, count: uniforms(keys[rows], Purpose.SEED, count, number << 32),
-        facts=_facts(on_cpu, form),
-    )
+    def take(self, start: int, inputs: Tensor, labels: Tensor) -> None:
+        """What is this group's of the data of all problems from `start` on."""
+        first, stop = max(start, self.first), min(start + len(inputs), self.stop)
+        if first >= stop:
+            return
+        mine, there = slice(first - start, stop - start), slice(first - self.first, stop - self.first)
+        features = self.data["val_x"].shape[-1]
+        for name, (begin, count) in self.spans.items():
+            end = min(begin + count, inputs.shape[1])
+            self.data[f"{name}_x"][there, : end - begin] = inputs[mine, begin:end, ..., :features]
+            self.data[f"{name}_y"][there, : end - begin] = labels[mine, begin:end]
 
+    def problems(self) -> Problems:
+        form, settings, keys = self.form, self.settings, self.settings.keys
+        most, n = self.spans["train"][1], len(settings)
+        beyond = torch.arange(most, device=keys.device) >= settings.examples[:, None]  # [n, most]
+        self.data["train_x"].masked_fill_(beyond.view(n, most, *[1] * (len(form.sizes) + 1)), 0.0)
+        self.data["train_y"].masked_fill_(beyond, 0)
 
-def _data(on_cpu: Settings, settings: Settings, form: Form) -> dict[str, Tensor]:
-    """The three splits, with as many examples and features as the largest problem has, and zeros beyond each one's."""
-    n, device = len(on_cpu), settings.keys.device
-    most, features = int(on_cpu.examples.max()), int(on_cpu.features.max())
-    starts = {"val": (0, VAL), "test": (VAL, TEST), "train": (FIRST_TRAINED, most)}
-    made = {}
-    for name, (_, count) in starts.items():
-        made[f"{name}_x"] = torch.zeros(n, count, *form.sizes, features, device=device)
-        made[f"{name}_y"] = torch.zeros(n, count, dtype=torch.int64, device=device)
-    for rows in torch.split(torch.arange(n), CHUNK[device.type]):
-        inputs, labels = make_data(on_cpu.rows(rows), settings.rows(rows.to(device)), form)
-        first, stop = int(rows[0]), int(rows[-1]) + 1
-        for name, (start, count) in starts.items():
-            end = min(start + count, inputs.shape[1])
-            made[f"{name}_x"][first:stop, : end - start] = inputs[:, start:end, ..., :features]
-            made[f"{name}_y"][first:stop, : end - start] = labels[:, start:end]
-    beyond = torch.arange(most, device=device) >= settings.examples[:, None]  # [n, most]
-    made["train_x"].masked_fill_(beyond.view(n, most, *[1] * (len(form.sizes) + 1)), 0.0)
-    made["train_y"].masked_fill_(beyond, 0)
-    return made
+        def minibatches(rows: Tensor, epoch: int) -> Tensor:
+            updates, batch = settings.updates[rows], form.batch_size
+            most = int(updates.max())
+            first = epoch * updates * batch
+            drawn = integers(keys[rows], Purpose.MINIBATCH, most * batch, settings.examples[rows], first)
+            return drawn.view(-1, most, batch).transpose(0, 1)
+
+        return Problems(
+            form=form,
+            draw=settings.draw,
+            features=settings.features,
+            widths=settings.widths[:, : form.stages],
+            bends=settings.bends[:, : form.stages],
+            learning_rate=settings.learning_rate,
+            weight_decay=settings.weight_decay,
+            updates=settings.updates,
+            horizon=settings.horizon,
+            budget=settings.budget,
+            max_seeds=settings.max_seeds,
+            examples=settings.examples,
+            **self.data,
+            minibatches=minibatches,
+            host_uniforms=lambda rows, count: uniforms(keys[rows], Purpose.HOST, count),
+            seed_uniforms=lambda rows, number, count: uniforms(keys[rows], Purpose.SEED, count, number << 32),
+            facts=_facts(self.on_cpu, form),
+        )
 
 
 def _facts(settings: Settings, form: Form) -> tuple[dict[str, str | int | float], ...]:
     layout = LAYOUTS.index(form.layout)
-    sizes = host_parameters(settings.form, settings.features, settings.widths).tolist()
     kinds = (settings.structure, settings.code, settings.rule, settings.first, settings.second)
     columns = zip(
         zip(*(column.tolist() for column in kinds), strict=True),
@@ -194,7 +210,7 @@ def _facts(settings: Settings, form: Form) -> tuple[dict[str, str | int | float]
         answers(settings.lacks).tolist(),
         settings.places.tolist(),
         settings.widths[:, : form.stages].tolist(),
-        sizes,
+        settings.host_parameters.tolist(),
         settings.wrong.tolist(),
         strict=True,
     )

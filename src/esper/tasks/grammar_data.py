@@ -1,4 +1,4 @@
-"""Data of the family `grammar`, for many problems of one form at once.
+"""Data of the family `grammar`, for many problems of one layout at once.
 
 A *signal* [n, examples, positions, channels] that holds the classes, then what hides it: a random map into more
 features, noise, a loud distractor, gains, offsets, hints that make a share of the examples easy, and wrong labels.
@@ -11,12 +11,12 @@ import math
 import torch
 from torch import Tensor
 
+from esper.growth.blueprints import Layout
 from esper.tasks.counted import Purpose, noise, normals, random_bits, uniforms
-from esper.tasks.grammar_forms import CLASSES, LAYOUTS
+from esper.tasks.grammar_forms import CLASSES, LAYOUTS, SIZES
 from esper.tasks.grammar_kinds import SPREAD_OUT, Code, Structure
 from esper.tasks.grammar_relations import COORDINATES, classes_of
 from esper.tasks.grammar_settings import EXAMPLES, FEATURES, LATENT, TEST, VAL, Settings
-from esper.tasks.problems import Form
 
 FIRST_TRAINED = VAL + TEST
 """Examples are numbered: those to validate on, those to test on, those to train on. So the last can be left out."""
@@ -31,31 +31,31 @@ MOTIFS = ((1.0, -1.0, 2.0, -2.0), (2.0, 1.0, -2.0, -1.0), (-1.0, 2.0, -2.0, 1.0)
 """The same heights in four orders: no statistic of single positions tells them apart."""
 
 
-def make_data(on_cpu: Settings, settings: Settings, form: Form) -> tuple[Tensor, Tensor]:
+def make_data(on_cpu: Settings, settings: Settings, layout: Layout) -> tuple[Tensor, Tensor]:
     """Inputs [n, count, *sizes, features] and labels [n, count]; the same settings twice, on the CPU and on the device.
 
     There are as many examples as the largest of the problems has, and as many features as its layout has at most.
     """
     # The classes of vectors are ranks among all points, so all must be there.
-    most = EXAMPLES[1] if form.layout == "dense" else int(on_cpu.examples.max())
+    most = EXAMPLES[1] if layout == "dense" else int(on_cpu.examples.max())
     count = FIRST_TRAINED + most
-    signal, classes = _signal(on_cpu, settings, form, count)
-    inputs = _seen(signal, classes, settings, form)
+    signal, classes = _signal(on_cpu, settings, layout, count)
+    inputs = _seen(signal, classes, settings, layout)
     u = uniforms(settings.keys, Purpose.LABEL, 2 * count).view(-1, count, 2)
     is_wrong = u[..., 0] < settings.wrong[:, None]
     labels = torch.where(is_wrong, (u[..., 1] * CLASSES).long(), classes)
-    return inputs.view(len(settings), count, *form.sizes, -1), labels
+    return inputs.view(len(settings), count, *SIZES[layout], -1), labels
 
 
 # -- the signal --------------------------------------------------------------------------------------------------------
 
 
-def _signal(on_cpu: Settings, settings: Settings, form: Form, count: int) -> tuple[Tensor, Tensor]:
+def _signal(on_cpu: Settings, settings: Settings, layout: Layout, count: int) -> tuple[Tensor, Tensor]:
     """[n, count, positions, channels + 1] with an empty last channel, and classes [n, count]."""
     n, device = len(settings), settings.keys.device
-    positions, channels = math.prod(form.sizes), LATENT[LAYOUTS.index(form.layout)]
+    positions, channels = math.prod(SIZES[layout]), LATENT[LAYOUTS.index(layout)]
     signal = torch.zeros(n, count, positions, channels + 1, device=device)
-    if form.layout == "dense":
+    if layout == "dense":
         points = _points(settings, count)
         used = torch.arange(COORDINATES, device=device) < settings.dimensions[:, None]
         signal[:, :, 0, :COORDINATES] = points * used[:, None]
@@ -72,10 +72,10 @@ def _signal(on_cpu: Settings, settings: Settings, form: Form, count: int) -> tup
     for make, chosen in groups.items():
         index = chosen.nonzero()[:, 0].to(device)
         if len(index) == n:
-            make(signal, settings, classes, form)
+            make(signal, settings, classes, layout)
         elif len(index):
             part = signal[index]
-            make(part, settings.rows(index), classes[index], form)
+            make(part, settings.rows(index), classes[index], layout)
             signal[index] = part
     return signal, classes
 
@@ -104,7 +104,7 @@ def _codebook(settings: Settings) -> Tensor:
     return torch.where(code == Code.DIRECTION, corners[:, None], book)
 
 
-def _spread_out(signal: Tensor, settings: Settings, classes: Tensor, form: Form) -> None:
+def _spread_out(signal: Tensor, settings: Settings, classes: Tensor, layout: Layout) -> None:
     """A symbol at every position."""
     n, count, positions, _ = signal.shape
     drawn = random_bits(settings.keys, Purpose.STRUCTURE, count, positions)  # [n, count, positions] of 24 bits
@@ -118,8 +118,8 @@ def _spread_out(signal: Tensor, settings: Settings, classes: Tensor, form: Form)
     signal[..., :2] = book.index_select(0, index.view(-1)).view(n, count, positions, 2)
 
 
-def _waves(signal: Tensor, settings: Settings, classes: Tensor, form: Form) -> None:
-    height, width = _plane(form)
+def _waves(signal: Tensor, settings: Settings, classes: Tensor, layout: Layout) -> None:
+    height, width = _plane(layout)
     u = uniforms(settings.keys, Purpose.STRUCTURE, 2 * classes.shape[1]).view(*classes.shape, 1, 2)
     row, column = _grid(height, width, signal.device)
     if width == 1:
@@ -130,19 +130,19 @@ def _waves(signal: Tensor, settings: Settings, classes: Tensor, form: Form) -> N
     signal[..., :2] = math.sqrt(2.0) * (2 * math.pi * (turns[..., None] + u)).sin()
 
 
-def _motifs(signal: Tensor, settings: Settings, classes: Tensor, form: Form) -> None:
+def _motifs(signal: Tensor, settings: Settings, classes: Tensor, layout: Layout) -> None:
     """Motifs in the first channel: 4 heights in a row, or 2 by 2 in an image, each `scale` wide."""
-    height, width = _plane(form)
+    height, width = _plane(layout)
     side = 4 if width == 1 else 2
     for scale in (1, 2):
-        index = (settings.scale == scale).nonzero()[:, 0] if len(form.sizes) and form.layout != "sequence" else None
+        index = (settings.scale == scale).nonzero()[:, 0] if layout != "sequence" else None
         if index is None and scale == 2:
             continue
         part = settings if index is None else settings.rows(index)
         if not len(part):
             continue
         tall, wide = side * scale, 1 if width == 1 else side * scale
-        symbol, top, left, present = _entities(part, classes if index is None else classes[index], form, tall, wide)
+        symbol, top, left, present = _entities(part, classes if index is None else classes[index], layout, tall, wide)
         symbol, top, left, present = (one[..., :2] for one in (symbol, top, left, present))
         heights = torch.tensor(MOTIFS, device=signal.device).view(CLASSES, side, -1) * (1.2 if scale == 1 else 1.0)
         pattern = heights.repeat_interleave(scale, 1)
@@ -158,18 +158,18 @@ def _motifs(signal: Tensor, settings: Settings, classes: Tensor, form: Form) -> 
             signal[index, :, :, 0] = filled
 
 
-def _marks(signal: Tensor, settings: Settings, classes: Tensor, form: Form) -> None:
+def _marks(signal: Tensor, settings: Settings, classes: Tensor, layout: Layout) -> None:
     """Single positions that hold a symbol."""
     n, count, _, channels = signal.shape
-    width = _plane(form)[1]
-    symbol, top, left, present = _entities(settings, classes, form, 1, 1)
+    width = _plane(layout)[1]
+    symbol, top, left, present = _entities(settings, classes, layout, 1, 1)
     variant = (uniforms(settings.keys, Purpose.PICK, count * ENTITIES) * VARIANTS).long()
     index = symbol * VARIANTS + variant.view(n, count, ENTITIES)
     book = _codebook(settings).view(n, -1, 2)
     looks = book.gather(1, index.view(n, -1, 1).expand(-1, -1, 2)).view(n, count, ENTITIES, 2)
     marks = torch.zeros(n, count, ENTITIES, channels, device=signal.device)
     marks[..., :2] = looks
-    if form.layout == "sequence":  # where nothing else tells the two that matter from the distractors
+    if layout == "sequence":  # where nothing else tells the two that matter from the distractors
         related = (settings.structure == Structure.RELATION)[:, None]
         marks[..., 0, 2] = marks[..., 1, 3] = related
     marks *= LOUDNESS * present[..., None]
@@ -177,9 +177,9 @@ def _marks(signal: Tensor, settings: Settings, classes: Tensor, form: Form) -> N
     signal.view(n, count, -1).scatter_add_(2, where.flatten(2), marks.flatten(2))
 
 
-def _entities(settings: Settings, classes: Tensor, form: Form, tall: int, wide: int) -> tuple[Tensor, ...]:
+def _entities(settings: Settings, classes: Tensor, layout: Layout, tall: int, wide: int) -> tuple[Tensor, ...]:
     """Symbols, places (row and column of their first position) and presence, each [n, count, ENTITIES]."""
-    height, width = _plane(form)
+    height, width = _plane(layout)
     free = height - tall + 1
     third = max(1, free // 3)
     u = uniforms(settings.keys, Purpose.STRUCTURE, classes.shape[1] * 3 * ENTITIES).view(*classes.shape, 3, ENTITIES)
@@ -223,9 +223,10 @@ def _entities(settings: Settings, classes: Tensor, form: Form, tall: int, wide: 
     return symbol, top, left, present
 
 
-def _plane(form: Form) -> tuple[int, int]:
+def _plane(layout: Layout) -> tuple[int, int]:
     """Height and width; a series is an image of width 1."""
-    return form.sizes[0], form.sizes[1] if len(form.sizes) == 2 else 1
+    height, *width = SIZES[layout]
+    return height, width[0] if width else 1
 
 
 def _grid(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor]:
@@ -237,10 +238,10 @@ def _grid(height: int, width: int, device: torch.device) -> tuple[Tensor, Tensor
 # -- what hides it -----------------------------------------------------------------------------------------------------
 
 
-def _seen(signal: Tensor, classes: Tensor, settings: Settings, form: Form) -> Tensor:
+def _seen(signal: Tensor, classes: Tensor, settings: Settings, layout: Layout) -> Tensor:
     """[n, count, positions, features]"""
     n, count, positions, channels = signal.shape
-    features = FEATURES[LAYOUTS.index(form.layout)][1]
+    features = FEATURES[LAYOUTS.index(layout)][1]
     keys = settings.keys
     signal[..., -1] = noise(keys, Purpose.DISTRACTOR, count, positions) * _wide(settings.loud)[..., 0]
     is_there = (torch.arange(features, device=keys.device) < settings.features[:, None]).float()  # [n, features]
@@ -249,7 +250,7 @@ def _seen(signal: Tensor, classes: Tensor, settings: Settings, form: Form) -> Te
     inputs *= (is_there * settings.noise.float()[:, None])[:, None]
     inputs.baddbmm_(signal.view(n, -1, channels), basis[:, :channels])
     inputs = inputs.view(n, count, positions, features)
-    per_token = positions if form.layout == "sequence" else 1
+    per_token = positions if layout == "sequence" else 1
     gain = normals(keys, Purpose.GAIN, count * per_token).view(n, count, per_token, 1)
     inputs *= (gain * _wide(settings.gain)).exp()
     offset = normals(keys, Purpose.OFFSET, count).view(n, count, 1, 1) * _wide(settings.offset)

@@ -65,7 +65,7 @@ ANSWERS: tuple[tuple[str, ...], ...] = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Settings:
-    """Columns [N] of problems; `rows` selects some."""
+    """Columns [N] of problems."""
 
     keys: Tensor
     draw: Tensor
@@ -75,6 +75,7 @@ class Settings:
     widths: Tensor
     """[N, STAGES]; 0 after the last stage."""
     bends: Tensor
+    host_parameters: Tensor
     structure: Tensor
     code: Tensor
     rule: Tensor
@@ -106,7 +107,7 @@ class Settings:
     places: Tensor
     """[N, 2]: slots where the first and the second of it are meant to be grown."""
 
-    def rows(self, index: Tensor) -> Settings:
+    def rows(self, index: Tensor | slice) -> Settings:
         return Settings(*(getattr(self, field.name)[index] for field in fields(self)))
 
     def to(self, device: torch.device | str) -> Settings:
@@ -142,6 +143,7 @@ def draw_settings(keys: Tensor, draw: Tensor, layout: Tensor, unseen: bool) -> S
         features=features,
         widths=widths,
         bends=bends,
+        host_parameters=size,
         structure=structure,
         code=code,
         rule=rule,
