@@ -207,7 +207,7 @@ def test_no_width_rate_or_limit_tells_what_a_host_lacks():
             "width": part.widths[:, 0],
             "rate": part.learning_rate,
             "examples": part.examples,
-            "noise free": part.features,
+            "features": part.features,
             "updates": part.updates,
         }
         for lack in range(3):  # a norm is lacking where gains vary, and nothing else

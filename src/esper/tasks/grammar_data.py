@@ -134,28 +134,21 @@ def _motifs(signal: Tensor, settings: Settings, classes: Tensor, layout: Layout)
     """Motifs in the first channel: 4 heights in a row, or 2 by 2 in an image, each `scale` wide."""
     height, width = _plane(layout)
     side = 4 if width == 1 else 2
-    for scale in (1, 2):
-        index = (settings.scale == scale).nonzero()[:, 0] if layout != "sequence" else None
-        if index is None and scale == 2:
+    heights = torch.tensor(MOTIFS, device=signal.device).view(CLASSES, side, -1)
+    for scale, loudness in ((1, 1.2), (2, 1.0)):
+        index = (settings.scale == scale).nonzero()[:, 0]
+        if not len(index):
             continue
-        part = settings if index is None else settings.rows(index)
-        if not len(part):
-            continue
-        tall, wide = side * scale, 1 if width == 1 else side * scale
-        symbol, top, left, present = _entities(part, classes if index is None else classes[index], layout, tall, wide)
-        symbol, top, left, present = (one[..., :2] for one in (symbol, top, left, present))
-        heights = torch.tensor(MOTIFS, device=signal.device).view(CLASSES, side, -1) * (1.2 if scale == 1 else 1.0)
-        pattern = heights.repeat_interleave(scale, 1)
-        pattern = (pattern if width == 1 else pattern.repeat_interleave(scale, 2)).reshape(CLASSES, -1)
+        pattern = loudness * heights.repeat_interleave(scale, 1)
+        pattern = pattern if width == 1 else pattern.repeat_interleave(scale, 2)
+        tall, wide = pattern.shape[1:]
+        entities = _entities(settings.rows(index), classes[index], layout, tall, wide)
+        symbol, top, left, present = (one[..., :2] for one in entities)  # no structure of motifs has more than two
         row, column = _grid(tall, wide, signal.device)
         where = (top[..., None] + row) * width + left[..., None] + column  # [n, count, 2, cells]
-        added = pattern[symbol.clamp(min=0)] * present[..., None]
-        filled = torch.zeros(len(part), signal.shape[1], height * width, device=signal.device)
-        filled.scatter_add_(2, where.flatten(2), added.flatten(2))
-        if index is None:
-            signal[..., 0] = filled
-        else:
-            signal[index, :, :, 0] = filled
+        added = pattern.flatten(1)[symbol] * present[..., None]
+        filled = torch.zeros(len(index), signal.shape[1], height * width, device=signal.device)
+        signal[index, :, :, 0] = filled.scatter_add_(2, where.flatten(2), added.flatten(2))
 
 
 def _marks(signal: Tensor, settings: Settings, classes: Tensor, layout: Layout) -> None:
