@@ -20,6 +20,7 @@ from esper.tasks.feed import TensorFeed
 DRAWS = [
     *((name, draw_id) for name in ("mixed", "disguised") for draw_id in (0, 5, 11, 17)),
     *(("varied", draw_id) for draw_id in range(5)),
+    *((name, draw_id) for name in ("grammar", "grammar-unseen") for draw_id in range(4)),
     *(("natural", draw_id) for draw_id in range(3)),
     *((name, 1) for name in ("mnist1d", "digits", "stories", "mixed+varied", "varied/text", "disguised/image")),
 ]
@@ -36,7 +37,14 @@ def described(draw: Draw) -> tuple[str, float, float]:
     task, splits = draw.task, draw.task.splits
     torch.manual_seed(draw.seed)
     host = task.make_host()
-    feed = TensorFeed(splits.train, splits.val, batch_size=task.batch_size, augment=task.augment, seed=draw.seed)
+    feed = TensorFeed(
+        splits.train,
+        splits.val,
+        batch_size=task.batch_size,
+        augment=task.augment,
+        seed=draw.seed,
+        numbers=task.numbers,
+    )
     exact = {
         "draw": [draw.seed, draw.horizon, draw.budget, draw.max_seeds, draw.facts],
         "task": [task.name, task.slots, task.labels, task.batch_size, task.updates_per_epoch, task.learning_rate],
@@ -88,6 +96,22 @@ RECORDED: dict[str, tuple[str, float, float]] = {
     "varied 3 held out": ("6b4b8decedd9b1a0", 1466653.125629, 4951.747354),
     "varied 4": ("78aa147fa02b0119", 30136445.0, 3212.144381),
     "varied 4 held out": ("8f4e0294a666b74c", 44103038.0, 990.421117),
+    "grammar 0": ("4224b8a2c57647c9", 252547.926809, 4907.054132),
+    "grammar 0 held out": ("578234c8026fa78a", 234290.333934, 1357.448274),
+    "grammar 1": ("ac15590748efd190", 6697566.063402, 2063.06166),
+    "grammar 1 held out": ("a86d896ecafb66fb", 2204323.721716, 12106.380053),
+    "grammar 2": ("6e305f99a5e91562", 3738111.940595, 906.21792),
+    "grammar 2 held out": ("c1cf07d27d2d102f", 13221679.122795, 2546.381019),
+    "grammar 3": ("3d55bbfc752a620a", 6162383.757508, 6005.334741),
+    "grammar 3 held out": ("0fad058bac842aed", 1499347.952946, 1318.258464),
+    "grammar-unseen 0": ("199bd1d74cf22620", 257228.200387, 4920.398275),
+    "grammar-unseen 0 held out": ("09ee51d0d601d941", 334635.013309, 6076.177632),
+    "grammar-unseen 1": ("68f92db6df87312f", 3314345.681698, 1622.62238),
+    "grammar-unseen 1 held out": ("254e63316eba0746", 2847703.838131, 6357.079191),
+    "grammar-unseen 2": ("0df3ece0e562acae", 1398013.431148, 1881.27302),
+    "grammar-unseen 2 held out": ("a7a0adac75dbdf91", 3701440.116938, 1331.209482),
+    "grammar-unseen 3": ("6f114981f891da51", 4485258.687898, 4159.015808),
+    "grammar-unseen 3 held out": ("6de0c3ed27ebf7a0", 5282031.257639, 3477.259528),
     "natural 0": ("009456c6b316d49b", 7326430.3281, 2829.611353),
     "natural 0 held out": ("7dc61dbbb4c53e8e", 7333039.41881, 2821.479093),
     "natural 1": ("d6817267ab7fae16", 4453551.25, 1635.036631),

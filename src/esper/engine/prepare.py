@@ -57,6 +57,7 @@ def task_learner(
         train, val = Split(channels_last(train.x), train.y), Split(channels_last(val.x), val.y)
     found = known or survey(host, task.slots, train.x[:2], visibility=task.visibility)
     growing = GrowingModel(host, found, rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed)
+    growing.first_weights = None if task.numbers is None else task.numbers.seed
     if half_images:
         growing.on_planting = use_few_channel_convs
     loss: Loss = task.loss
@@ -72,6 +73,7 @@ def task_learner(
         updates_per_epoch=task.updates_per_epoch,
         augment=task.augment,
         seed=seed,
+        numbers=task.numbers,
     )
     updates = epochs * task.updates_per_epoch
     optimizer = GrowingOptimizer(adam, warmup_updates=task.updates_per_epoch, decay=decay_over(updates))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from numbers import Integral
 from typing import Any
@@ -93,6 +93,8 @@ class GrowingModel(nn.Module):
             raise ValueError(f"the budget of {budget:,} parameters is smaller than the host, {self.host_parameters:,}")
         self.on_planting: Callable[[Seed], None] | None = None
         """Called with every new seed before it joins the host."""
+        self.first_weights: Callable[[int], AbstractContextManager[Any]] | None = None
+        """(number of the seed, from 1 on) → where it is built, if its weights do not come from `rng_seed`."""
         self._costs: dict[tuple[int, tuple[str, ...]], dict[str, int]] = {}
         self._recorder = PassRecorder([host.get_submodule(path) for path in survey.taps])
 
@@ -154,8 +156,10 @@ class GrowingModel(nn.Module):
         if refusal:
             raise IllegalTransitionError(refusal)
         with preserved_rng(torch.device("cpu")):
-            torch.default_generator.manual_seed(self.rng_seed * 1_000_003 + self.lifecycle.born + 1)
-            seed = Seed(blueprint, slot.shape, blend)
+            number = self.lifecycle.born + 1
+            torch.default_generator.manual_seed(self.rng_seed * 1_000_003 + number)
+            with nullcontext() if self.first_weights is None else self.first_weights(number):
+                seed = Seed(blueprint, slot.shape, blend)
         host = own_tensors(self.host)[0]
         like = next(slot.module.parameters(), host[0])  # parts may differ in precision
         # A host in channels-last order wants such seeds.

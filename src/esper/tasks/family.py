@@ -1,8 +1,9 @@
 """Task families: a new problem for every episode, the same one for the same number, and others for evaluation.
 
 `get_family("mixed")` generates problems ("mixed/vector" only those of vectors), "disguised" hides what gives them away,
-"varied" builds hosts at random, "natural" has some hosts of built-in tasks ("natural/mnist1d" only of that one), and
-the name of any task is a family in which only the seeds vary. "mixed+varied" takes turns.
+"varied" builds hosts at random, "grammar" composes hosts and data at random ("grammar-unseen": of kinds that "grammar"
+never has), "natural" has some hosts of built-in tasks ("natural/mnist1d" only of that one), and the name of any task is
+a family in which only the seeds vary. "mixed+varied" takes turns.
 """
 
 from __future__ import annotations
@@ -187,7 +188,7 @@ class Together:
 
 
 def family_names() -> tuple[str, ...]:
-    return ("mixed", "disguised", "varied", "natural", *task_names())
+    return ("mixed", "disguised", "varied", "grammar", "grammar-unseen", "natural", *task_names())
 
 
 def family_of(name: str, *, data_dir: str | Path | None = None, text_file: str | Path | None = None) -> BoundedFamily:
@@ -232,6 +233,13 @@ def get_family(name: str, **options: Any) -> NamedFamily:
         if part and part not in SORTS:
             raise ValueError(f"no sort of varied problem is called so: {name!r}; try varied/{', varied/'.join(SORTS)}")
         return Varied(**({"sorts": [part]} if part else {}), **options)
+    if base in ("grammar", "grammar-unseen"):
+        from esper.tasks.grammar import Grammar  # noqa: PLC0415
+        from esper.tasks.grammar_forms import PARTS  # noqa: PLC0415
+
+        if part and part not in PARTS:
+            raise ValueError(f"no part of {base} is called so: {name!r}; try {base}/{f', {base}/'.join(PARTS)}")
+        return Grammar(part=part or None, unseen=base == "grammar-unseen", **options)
     if name == "natural":
         return Natural(**options)
     if name.startswith("natural/"):

@@ -12,6 +12,7 @@ from torch import Tensor
 from esper.growth.probe import input_tensors
 from esper.tasks.batches import LABELS, as_batch, move
 from esper.tasks.batches import Batch as Batch
+from esper.tasks.counted_init import DrawNumbers
 from esper.tasks.data import Split, check_split, crop_and_flip, draw_crops
 
 EVALUATION_CHUNK = 1024
@@ -47,12 +48,17 @@ class TensorFeed:
         updates_per_epoch: int | None = None,
         augment: bool = False,
         seed: int = 0,
+        numbers: DrawNumbers | None = None,
     ) -> None:
+        """`numbers` is where examples come from instead of the seed; it cannot augment."""
         self.train, self.val = train, val
         self.batch_size = min(batch_size, len(train))
         self.updates_per_epoch = updates_per_epoch or max(1, len(train) // self.batch_size)
         self.augment = augment
         self.generator = torch.Generator().manual_seed(seed)
+        self.numbers = numbers
+        self.drawn = 0
+        """Examples so far: where a feed of counted numbers is."""
 
     def next_batch(self) -> Batch:
         return self.gather(self.plan(1).to(self.train.x.device, non_blocking=True))[0]
@@ -80,6 +86,9 @@ class TensorFeed:
         return list(zip(torch.split(x, size), torch.split(y[index], size), strict=True))
 
     def _draw(self, *shape: int) -> Tensor:
+        if self.numbers is not None:
+            first, self.drawn = self.drawn, self.drawn + math.prod(shape)
+            return self.numbers.examples(first, math.prod(shape), len(self.train)).view(shape)
         return torch.randint(len(self.train), shape, generator=self.generator)
 
     def _draw_augmented(self) -> Tensor:

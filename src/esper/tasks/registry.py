@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from esper.errors import did_you_mean
 from esper.growth.blueprints import Visibility
+from esper.tasks.counted_init import DrawNumbers
 from esper.tasks.data import Splits
 
 
@@ -56,6 +57,8 @@ class Task:
     """(outputs, targets) → scalar"""
     score: Callable[[Tensor, Tensor], Tensor] = percent_correct
     """(outputs, targets) → percentage per example [batch]"""
+    numbers: DrawNumbers | None = None
+    """What minibatches and seeds are made of; None is torch's generator with the seed of the draw."""
 
     def __post_init__(self) -> None:
         if self.batch_size < 1 or self.updates_per_epoch < 1:
