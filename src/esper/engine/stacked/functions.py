@@ -46,7 +46,7 @@ class Extent:
     columns: int
     """Padded size of the last axis of positions."""
     mask: Tensor | None
-    """[V, *sizes or 1, 1, channels or 1]; None if all are true."""
+    """[V, *sizes or 1, 1, channels or 1]; None if all are extent."""
     valid: Tensor | None
     """[V, *sizes, 1, 1]: true positions; None if all are."""
     counts: Tensor
@@ -73,36 +73,36 @@ class Norm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, true: Extent, examples: bool, relu: bool
+        ctx: Any, x: Tensor, weight: Tensor | None, bias: Tensor | None, extent: Extent, examples: bool, relu: bool
     ) -> Tensor:
         """`examples`: over channels and positions of an example; else over the channels of each position."""
         x, affine = x.contiguous(), None if weight is None or bias is None else (weight.contiguous(), bias.contiguous())
         kernels = kernels_for(x)
         if kernels is None:
-            y, normed, rstd = _norm(x, affine, true, examples, relu)
+            y, normed, rstd = _norm(x, affine, extent, examples, relu)
             saved = (normed, rstd, weight, y if relu else None, None)
         elif examples and affine is not None:
-            y, mean, rstd = kernels.norm_examples(_four(x), affine, true.widths, true.extents, true.columns, relu)
+            y, mean, rstd = kernels.norm_examples(_four(x), affine, extent.widths, extent.extents, extent.columns, relu)
             saved = (x, rstd, affine[0], affine[1], mean)
         else:
-            y, mean, rstd = kernels.norm_rows(_three(x), affine, true.widths)
+            y, mean, rstd = kernels.norm_rows(_three(x), affine, extent.widths)
             saved = (x, rstd, affine[0] if affine else None, None, mean)
         ctx.save_for_backward(*saved)
-        ctx.settings = true, examples, relu
+        ctx.settings = extent, examples, relu
         return y.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
-        true, examples, relu = ctx.settings
+        extent, examples, relu = ctx.settings
         x, rstd, weight, other, mean = ctx.saved_tensors
         dy, kernels = dy.contiguous(), kernels_for(dy)
         if kernels is None:
-            return (*_norm_backward(dy, x, rstd, weight, other, true, examples), None, None, None)
+            return (*_norm_backward(dy, x, rstd, weight, other, extent, examples), None, None, None)
         if examples and weight is not None:
-            shape = (true.widths, true.extents, true.columns)
+            shape = (extent.widths, extent.extents, extent.columns)
             found = kernels.norm_examples_backward(_four(dy), _four(x), (weight, other), mean, rstd, shape, relu)
         else:
-            found = kernels.norm_rows_backward(_three(dy), _three(x), weight, mean, rstd, true.widths)
+            found = kernels.norm_rows_backward(_three(dy), _three(x), weight, mean, rstd, extent.widths)
         return (found[0].view(x.shape), found[1], found[2], None, None, None)
 
 
@@ -111,37 +111,39 @@ def _axes(x: Tensor, examples: bool) -> tuple[int, ...]:
 
 
 def _norm(
-    x: Tensor, affine: tuple[Tensor, Tensor] | None, true: Extent, examples: bool, relu: bool
+    x: Tensor, affine: tuple[Tensor, Tensor] | None, extent: Extent, examples: bool, relu: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
     axes = _axes(x, examples)
-    known = x if true.valid is None or not examples else x * true.valid  # filters reach beyond true positions
-    normed = known - known.sum(axes, keepdim=True) / true.counts
-    if true.mask is not None:
-        normed *= true.mask
-    rstd = (normed.square().sum(axes, keepdim=True) / true.counts + EPSILON).rsqrt()
+    known = x if extent.valid is None or not examples else x * extent.valid  # filters reach beyond true positions
+    normed = known - known.sum(axes, keepdim=True) / extent.counts
+    if extent.mask is not None:
+        normed *= extent.mask
+    rstd = (normed.square().sum(axes, keepdim=True) / extent.counts + EPSILON).rsqrt()
     normed *= rstd
     if affine is None:
         return normed, normed, rstd
     shift = spread(affine[1], x)
-    y = torch.addcmul(shift if true.valid is None or not examples else shift * true.valid, normed, spread(affine[0], x))
+    y = torch.addcmul(shift if extent.valid is None or not examples else shift * extent.valid, normed, spread(affine[0], x))
     return y.relu_() if relu else y, normed, rstd
 
 
 def _norm_backward(
-    dy: Tensor, normed: Tensor, rstd: Tensor, weight: Tensor | None, y: Tensor | None, true: Extent, examples: bool
+    dy: Tensor, normed: Tensor, rstd: Tensor, weight: Tensor | None, y: Tensor | None, extent: Extent, examples: bool
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
     if y is not None:
         dy = dy * (y > 0)
-    if examples and true.valid is not None:
-        dy = dy * true.valid
+    if examples and extent.valid is not None:
+        dy = dy * extent.valid
     axes, over, dw, db = _axes(dy, examples), tuple(range(1, dy.dim() - 1)), None, None
     product = dy * normed
     if weight is not None:
         dw, db = product.sum(over), dy.sum(over)
         dy, product = dy * spread(weight, dy), product * spread(weight, dy)
-    level, tilt = dy.sum(axes, keepdim=True) / true.counts, product.sum(axes, keepdim=True) / true.counts
+    elif extent.mask is not None:
+        dy = dy * extent.mask
+    level, tilt = dy.sum(axes, keepdim=True) / extent.counts, product.sum(axes, keepdim=True) / extent.counts
     dx = torch.addcmul(dy - level, normed, tilt, value=-1.0) * rstd
-    return dx if true.mask is None else dx * true.mask, dw, db
+    return dx if extent.mask is None else dx * extent.mask, dw, db
 
 
 class BatchNorm(torch.autograd.Function):
@@ -149,48 +151,48 @@ class BatchNorm(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, true: Extent, relu: bool
+        ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, extent: Extent, relu: bool
     ) -> tuple[Tensor, Tensor, Tensor]:
         x, affine, kernels = x.contiguous(), (weight.contiguous(), bias.contiguous()), kernels_for(x)
         if kernels is None:
-            counts, axes = true.counts * x.shape[-2], tuple(range(1, x.dim() - 1))
-            known = x if true.valid is None else x * true.valid
+            counts, axes = extent.counts * x.shape[-2], tuple(range(1, x.dim() - 1))
+            known = x if extent.valid is None else x * extent.valid
             mean = known.sum(axes) / counts
             normed = known - spread(mean, x)
-            if true.valid is not None:
-                normed *= true.valid
+            if extent.valid is not None:
+                normed *= extent.valid
             variance = normed.square().sum(axes) / counts
             rstd = (variance + EPSILON).rsqrt()
             normed *= spread(rstd, x)
             shift = spread(bias, x)
-            y = torch.addcmul(shift if true.valid is None else shift * true.valid, normed, spread(weight, x))
+            y = torch.addcmul(shift if extent.valid is None else shift * extent.valid, normed, spread(weight, x))
             y = y.relu_() if relu else y
             ctx.save_for_backward(normed, rstd, weight, y if relu else None, counts)
         else:
-            y, mean, variance = kernels.batch_norm(_four(x), affine, true.extents, true.columns, relu)
+            y, mean, variance = kernels.batch_norm(_four(x), affine, extent.extents, extent.columns, relu)
             ctx.save_for_backward(x, mean, *affine, variance)
-        ctx.settings = true, relu
+        ctx.settings = extent, relu
         ctx.mark_non_differentiable(mean, variance)
         return y.view(x.shape), mean, variance
 
     @staticmethod
     def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:  # type: ignore[override]
-        (true, relu), kernels, dy = ctx.settings, kernels_for(dy), dy.contiguous()
+        (extent, relu), kernels, dy = ctx.settings, kernels_for(dy), dy.contiguous()
         if kernels is not None:
             x, mean, weight, bias, variance = ctx.saved_tensors
-            shape = (true.extents, true.columns)
+            shape = (extent.extents, extent.columns)
             found = kernels.batch_norm_backward(_four(dy), _four(x), (weight, bias), mean, variance, shape, relu)
             return found[0].view(x.shape), found[1], found[2], None, None
         normed, rstd, weight, y, counts = ctx.saved_tensors
         if y is not None:
             dy = dy * (y > 0)
-        if true.valid is not None:
-            dy = dy * true.valid
+        if extent.valid is not None:
+            dy = dy * extent.valid
         axes = tuple(range(1, dy.dim() - 1))
         dw, db = (dy * normed).sum(axes), dy.sum(axes)
         dx = torch.addcmul(dy - spread(db / counts, dy), normed, spread(dw / counts, dy), value=-1.0)
         dx *= spread(rstd * weight, dy)
-        return dx if true.valid is None else dx * true.valid, dw, db, None, None
+        return dx if extent.valid is None else dx * extent.valid, dw, db, None, None
 
 
 def _windows(sizes: Sequence[int], kernel: int) -> list[tuple[slice, ...]]:

@@ -269,7 +269,8 @@ def _filter_weights(  # type: ignore[no-untyped-def]
 @triton.jit
 def _patches(x, y, H, W, B, C, K: tl.constexpr, AXES: tl.constexpr, BE: tl.constexpr, BACK: tl.constexpr):  # type: ignore[no-untyped-def]
     """`x` [V, H, W, B, C] → `y` [V, H, W, B, taps · C]; BACK: what each place of `x` gets from `y`, written to `x`."""
-    v, p, e = tl.program_id(0), tl.program_id(1), tl.program_id(2) * BE + tl.arange(0, BE)
+    v, e = tl.program_id(0), tl.program_id(2) * BE + tl.arange(0, BE)
+    p = tl.program_id(1) + 0 * e  # the same for all, as a vector: so are the masks that follow from it
     row, column, half, taps = p // W, p % W, K // 2, K**AXES
     b, c, inside = e // C, e % C, e < B * C
     start = v.to(tl.int64) * H * W * B * C
