@@ -36,7 +36,7 @@ def settings() -> Settings:
 
 @pytest.fixture(scope="module")
 def batch() -> list[Problems]:
-    return get_family("grammar").problems(range(48))
+    return [problems for _, problems in get_family("grammar").problems(range(48))]
 
 
 def found(problems: list[Problems], draw_id: int) -> tuple[Problems, int]:
@@ -72,7 +72,7 @@ def test_a_draw_is_the_problem_of_the_batch(batch):
 
 
 def test_a_batch_does_not_depend_on_its_company_and_is_padded_with_zeros(batch):
-    fewer = get_family("grammar").problems([40, 3, 17])
+    fewer = [problems for _, problems in get_family("grammar").problems([40, 3, 17])]
     for draw_id in (40, 3, 17):
         (a, i), (b, j) = found(batch, draw_id), found(fewer, draw_id)
         count, features = int(a.examples[i]), int(a.features[i])
@@ -82,7 +82,7 @@ def test_a_batch_does_not_depend_on_its_company_and_is_padded_with_zeros(batch):
         assert torch.equal(a.train_y[i, :count], b.train_y[j, :count])
     for problems in batch:
         form, n = problems.form, len(problems)
-        assert problems.train_x.shape[:-1] == (n, int(problems.examples.max()), *form.sizes)
+        assert problems.train_x.shape[:-1] == (n, int(problems.examples.max()), *SIZES[form.layout])
         assert problems.train_x.shape[-1] == problems.val_x.shape[-1] == int(problems.features.max())
         for row in range(n):
             count, features = int(problems.examples[row]), int(problems.features[row])
@@ -189,7 +189,7 @@ def test_a_part_has_the_draws_of_its_layout_in_the_same_order():
 
 def test_there_are_hundreds_of_compositions_and_hosts_of_every_form():
     family = get_family("grammar")
-    facts = [fact for problems in family.problems(range(400)) for fact in problems.facts]
+    facts = [fact for _, problems in family.problems(range(400)) for fact in problems.facts]
     assert len({fact["kind"] for fact in facts}) > 120
     drawn = family.settings(range(20_000), False)
     kinds = torch.stack([drawn.layout, drawn.structure, drawn.code, drawn.rule, drawn.first, drawn.second], 1)
@@ -430,7 +430,7 @@ def test_every_lack_occurs_in_every_layout_where_a_seed_supplies_it(settings):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_problems_are_the_same_on_a_gpu(batch):
-    there = get_family("grammar").problems(range(48), device="cuda")
+    there = [problems for _, problems in get_family("grammar").problems(range(48), device="cuda")]
     for here, other in zip(batch, there, strict=True):
         assert torch.equal(here.draw, other.draw.cpu())
         for name in SPLITS:

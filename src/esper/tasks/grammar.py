@@ -20,7 +20,7 @@ from esper.tasks.counted_init import DrawNumbers
 from esper.tasks.data import Split, Splits
 from esper.tasks.family import Draw
 from esper.tasks.grammar_data import FIRST_TRAINED, make_data
-from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, PARTS, STAGES
+from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, PARTS, SIZES, STACKS, STAGES, HostForm
 from esper.tasks.grammar_kinds import Code, Expression, Rule, Structure
 from esper.tasks.grammar_settings import (
     ANSWERS,
@@ -70,14 +70,16 @@ class Grammar:
 
     def problems(
         self, draw_ids: Sequence[int], *, held_out: bool = False, device: torch.device | str = "cpu"
-    ) -> list[Problems]:
-        """These problems with their data on the device, grouped by the form of their hosts."""
+    ) -> list[tuple[list[int], Problems]]:
+        """These problems with their data on the device, by the stacks of their hosts: the places of each stack's
+        problems among `draw_ids`, and the problems."""
         on_cpu = self.settings(draw_ids, held_out)
-        # Side by side: the problems of a form, and among them those of about as many examples. Forms are in the order
+        # Side by side: the problems of a stack, and among them those of about as many examples. Stacks are in the order
         # of their layouts.
-        on_cpu = on_cpu.rows((2 * EXAMPLES[1] * on_cpu.form + on_cpu.examples).argsort())
+        order = (2 * EXAMPLES[1] * _STACK_OF_FORM[on_cpu.form] + on_cpu.examples).argsort()
+        on_cpu = on_cpu.rows(order)
         settings = on_cpu.to(device)
-        groups = [_Group(on_cpu, settings, number) for number in sorted(set(on_cpu.form.tolist()))]
+        groups = [_Group(on_cpu, settings, number) for number in sorted(set(_STACK_OF_FORM[on_cpu.form].tolist()))]
         for layout in sorted(set(on_cpu.layout.tolist())):
             mine = [group for group in groups if group.form.layout == LAYOUTS[layout]]
             for start in range(mine[0].first, mine[-1].stop, CHUNK[settings.keys.device.type]):
@@ -85,11 +87,12 @@ class Grammar:
                 made = make_data(on_cpu.rows(rows), settings.rows(rows), LAYOUTS[layout])
                 for group in mine:
                     group.take(start, *made)
-        return [group.problems() for group in groups]
+        return [(order[group.first : group.stop].tolist(), group.problems()) for group in groups]
 
     def draw(self, number: int, *, held_out: bool = False) -> Draw:
-        (one,) = self.problems([number], held_out=held_out)
-        key = int(self.settings([number], held_out).keys)
+        ((_, one),) = self.problems([number], held_out=held_out)
+        drawn = self.settings([number], held_out)
+        key, form = int(drawn.keys), FORMS[int(drawn.form)]
         numbers = DrawNumbers(key)
         features, stages = int(one.features), one.form.stages
         sizes = {"train": int(one.examples), "val": VAL, "test": TEST}
@@ -98,7 +101,7 @@ class Grammar:
             name=self.name,
             description=f"generated: {one.facts[0]['kind']}",
             splits=Splits(*parts),
-            make_host=partial(make_host, one.form, features, one.widths[0].tolist(), one.bends[0].tolist(), numbers),
+            make_host=partial(make_host, form, features, one.widths[0].tolist(), one.bends[0].tolist(), numbers),
             slots=tuple(f"stages.{i}" for i in range(stages)),
             labels=tuple(str(label) for label in range(CLASSES)),
             batch_size=one.form.batch_size,
@@ -122,9 +125,9 @@ def _split(one: Problems, name: str, count: int, features: int) -> Split:
     return Split((x.movedim(-1, 1) if one.form.layout.startswith("conv") else x).contiguous(), y.contiguous())
 
 
-def make_host(form: Form, features: int, widths: list[int], bends: list[bool], numbers: DrawNumbers) -> nn.Module:
+def make_host(form: HostForm, features: int, widths: list[int], bends: list[bool], numbers: DrawNumbers) -> nn.Module:
     """The plain host of one problem, with its counted first weights."""
-    common: dict[str, Any] = {"widths": widths, "classes": form.classes, "pools": list(form.pools)}
+    common: dict[str, Any] = {"widths": widths, "classes": CLASSES, "pools": list(form.pools)}
     with numbers.host():
         if not form.layout.startswith("conv"):
             return TokenHost(features, bends=bends, attends=list(form.attends), **common)
@@ -141,8 +144,8 @@ class _Group:
 
     def __init__(self, on_cpu: Settings, settings: Settings, number: int) -> None:
         """Of sorted settings, on the CPU and on the device."""
-        self.form = FORMS[number]
-        rows = (on_cpu.form == number).nonzero()[:, 0].tolist()
+        self.form = STACKS[number]
+        rows = (_STACK_OF_FORM[on_cpu.form] == number).nonzero()[:, 0].tolist()
         self.first, self.stop = rows[0], rows[-1] + 1
         self.on_cpu, self.settings = (all_of.rows(slice(self.first, self.stop)) for all_of in (on_cpu, settings))
         most, features = int(self.on_cpu.examples.max()), int(self.on_cpu.features.max())
@@ -151,7 +154,7 @@ class _Group:
         self.data: dict[str, Tensor] = {}
         device = settings.keys.device
         for name, (_, count) in self.spans.items():
-            self.data[f"{name}_x"] = torch.zeros(len(rows), count, *self.form.sizes, features, device=device)
+            self.data[f"{name}_x"] = torch.zeros(len(rows), count, *SIZES[self.form.layout], features, device=device)
             self.data[f"{name}_y"] = torch.zeros(len(rows), count, dtype=torch.int64, device=device)
 
     def take(self, start: int, inputs: Tensor, labels: Tensor) -> None:
@@ -170,7 +173,8 @@ class _Group:
         form, settings, keys = self.form, self.settings, self.settings.keys
         most, n = self.spans["train"][1], len(settings)
         beyond = torch.arange(most, device=keys.device) >= settings.examples[:, None]  # [n, most]
-        self.data["train_x"].masked_fill_(beyond.view(n, most, *[1] * (len(form.sizes) + 1)), 0.0)
+        sizes = SIZES[form.layout]
+        self.data["train_x"].masked_fill_(beyond.view(n, most, *[1] * (len(sizes) + 1)), 0.0)
         self.data["train_y"].masked_fill_(beyond, 0)
 
         def minibatches(rows: Tensor, epoch: int) -> Tensor:
@@ -185,7 +189,11 @@ class _Group:
             draw=settings.draw,
             features=settings.features,
             widths=settings.widths[:, : form.stages],
+            sizes=torch.tensor(sizes, dtype=torch.int64, device=keys.device).expand(n, -1),
+            kernels=_of_forms(settings.form, "kernels", form.stages),
+            pools=_of_forms(settings.form, "pools", form.stages),
             bends=settings.bends[:, : form.stages],
+            attends=_of_forms(settings.form, "attends", form.stages).bool(),
             learning_rate=settings.learning_rate,
             weight_decay=settings.weight_decay,
             updates=settings.updates,
@@ -199,6 +207,15 @@ class _Group:
             seed_uniforms=lambda rows, number, count: uniforms(keys[rows], Purpose.SEED, count, number << 32),
             facts=_facts(self.on_cpu, form),
         )
+
+
+_STACK_OF_FORM = torch.tensor([STACKS.index(form.stack) for form in FORMS])
+
+
+def _of_forms(form: Tensor, name: str, stages: int) -> Tensor:
+    """[n, stages] int64: a setting of the hosts' forms [n], which all have so many stages."""
+    table = [(*getattr(one, name), *[0] * (STAGES - one.stages))[:stages] for one in FORMS]
+    return torch.tensor(table, dtype=torch.int64, device=form.device)[form]
 
 
 def _facts(settings: Settings, form: Form) -> tuple[dict[str, str | int | float], ...]:

@@ -1,6 +1,8 @@
-"""The hosts of the family `grammar` that can be stacked with each other: a handful of forms per layout."""
+"""The forms of the hosts of the family `grammar`: a handful per layout, of which those of one depth can be stacked."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 from esper.growth.blueprints import Layout
 from esper.tasks.problems import Form
@@ -13,6 +15,26 @@ PARTS = ("vector", "sequence", "series", "image")
 SIZES: dict[Layout, tuple[int, ...]] = {"dense": (), "sequence": (12,), "conv1d": (32,), "conv2d": (8, 8)}
 
 
+@dataclass(frozen=True, slots=True)
+class HostForm:
+    """What does not vary among the hosts of one form; the tuples have one entry per stage."""
+
+    layout: Layout
+    kernels: tuple[int, ...]
+    pools: tuple[int, ...]
+    attends: tuple[bool, ...]
+    pooling: str
+    norm: bool
+
+    @property
+    def stages(self) -> int:
+        return len(self.pools)
+
+    @property
+    def stack(self) -> Form:
+        return Form(self.layout, self.stages, self.pooling, self.norm, CLASSES, BATCH)
+
+
 def _form(
     layout: Layout,
     pools: tuple[int, ...],
@@ -21,23 +43,20 @@ def _form(
     attends_at: int | None = None,
     norm: bool = True,
     pooling: str = "average",
-) -> Form:
-    return Form(
+) -> HostForm:
+    return HostForm(
         layout=layout,
-        sizes=SIZES[layout],
         kernels=kernels or (1,) * len(pools),
         pools=pools,
-        pooling=pooling,
         attends=tuple(stage == attends_at for stage in range(len(pools))),
+        pooling=pooling,
         norm=norm and layout.startswith("conv"),
-        classes=CLASSES,
-        batch_size=BATCH,
     )
 
 
 # Early pooling, missing neighbourhoods, missing attention and missing norms are properties of a form; missing
 # nonlinearities and narrow stages are columns.
-FORMS: tuple[Form, ...] = (
+FORMS: tuple[HostForm, ...] = (
     _form("dense", (1, 1)),
     _form("dense", (1, 1, 1)),
     _form("dense", (1, 1, 1, 1)),
@@ -60,6 +79,8 @@ FORMS: tuple[Form, ...] = (
     _form("conv2d", (2, 1), kernels=(3, 3), pooling="max"),
 )
 STAGES = max(form.stages for form in FORMS)
+STACKS: tuple[Form, ...] = tuple(dict.fromkeys(form.stack for form in FORMS))
+"""What can be one stacked network; in the order of the layouts."""
 
 
 def forms_of(layout: Layout) -> list[int]:
@@ -67,6 +88,6 @@ def forms_of(layout: Layout) -> list[int]:
     return [number for number, form in enumerate(FORMS) if form.layout == layout]
 
 
-def first_pool(form: Form) -> int:
+def first_pool(form: HostForm) -> int:
     """The stage whose output is pooled first; what a seed must see in detail, it must see there or before."""
     return next((stage for stage, factor in enumerate(form.pools) if factor > 1), form.stages - 1)

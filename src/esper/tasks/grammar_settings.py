@@ -16,7 +16,7 @@ from torch import Tensor
 from esper.growth.blueprints import SlotShape
 from esper.growth.seed import parameter_count
 from esper.tasks.counted import Purpose, chosen, uniforms
-from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, STAGES, first_pool, forms_of
+from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, SIZES, STAGES, first_pool, forms_of
 from esper.tasks.grammar_kinds import (
     CODES,
     EXPRESSIONS,
@@ -276,7 +276,7 @@ def _stage_facts(number: int, stage: int) -> tuple[int, int, int]:
     form = FORMS[number]
     if stage >= form.stages:
         return 0, 0, 0
-    return form.kernels[stage] ** len(form.sizes), 2 if form.norm else 1, int(form.attends[stage])
+    return form.kernels[stage] ** len(SIZES[form.layout]), 2 if form.norm else 1, int(form.attends[stage])
 
 
 @cache

@@ -98,7 +98,7 @@ class StackedEngine:
             self.channels[places, :stages] = problems.widths.double()
             self.position[places, :stages] = torch.arange(stages, **real) / max(1, stages - 1)  # type: ignore[arg-type]
             self.host_parameters[places] = stack.hosts.table.sizes.double()
-            self.budget[places], self.max_seeds[places] = problems.budget, problems.max_seeds
+            self.budget[places], self.max_seeds[places] = problems.budget.double(), problems.max_seeds.double()
             self.horizon[places] = problems.horizon
             self.classes[places] = problems.form.classes
 

@@ -127,7 +127,7 @@ class StackedHosts:
             share = together.sum(2, keepdim=True).clamp(min=1)
             return {"pool": together.to(self.dtype) / share}
         most = int(together.sum(2).max())
-        order = together.to(torch.int8).argsort(2, descending=True, stable=True)[:, :, :most]
+        order = together.to(torch.int8).argsort(dim=2, descending=True, stable=True)[:, :, :most]
         counts = together.sum(2, keepdim=True)
         first = torch.arange(most, device=rows.device) < counts
         return {"pool": torch.where(first, order, order[:, :, :1]), "pooled": (counts > 0).to(self.dtype)[..., None]}

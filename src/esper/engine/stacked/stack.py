@@ -136,7 +136,7 @@ class Stack:
         p = self.problems
         updates = p.updates[rows]
         made = self.host.steps[rows]
-        return Course(p.learning_rate[rows], p.weight_decay[rows], updates, updates * p.horizon[rows], made)
+        return Course(p.learning_rate[rows].double(), p.weight_decay[rows].double(), updates, updates * p.horizon[rows], made)
 
     def compose(self, lives: Lives, *, removals: bool) -> Composition:
         return compose(lives, removals=removals, device=self.device, dtype=self.dtype)
