@@ -113,9 +113,9 @@ class StackedHosts:
 
     def _pooling(self, stage: int, rows: Tensor) -> Constants:
         factors = self.problems.pools[rows, stage]
-        if bool((factors == 1).all()):
-            return {"pool": None}
         before, after = self.sizes[stage], self.sizes[stage + 1]
+        if before == after and bool((factors == 1).all()):
+            return {"pool": None}
         extents = self.extents[stage + 1][rows]
         taken = []  # for each axis: [V, pooled, positions], which belong together
         for axis, (size, pooled) in enumerate(zip(before, after, strict=True)):
