@@ -35,6 +35,8 @@ OPEN = Rules(
     training_epochs=1, gradient_activity=0.0, shadow_benefit=-1e9, blending_epochs=2, contribution=-1e9, prune_age=1
 )
 """Gates open as soon as they can, so that a short episode has whole lives of seeds."""
+SLOW = replace(OPEN, training_epochs=3)
+"""Seeds incubate for long enough to meet others that do, and to be pruned meanwhile."""
 
 
 def doubled(task: Task) -> Task:

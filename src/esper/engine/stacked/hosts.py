@@ -113,9 +113,10 @@ class StackedHosts:
 
     def _pooling(self, stage: int, rows: Tensor) -> Constants:
         factors = self.problems.pools[rows, stage]
-        if bool((factors == 1).all()):
-            return {"pool": None}
         before, after = self.sizes[stage], self.sizes[stage + 1]
+        # Where these rows do not pool but others of the stack do, there is less padding behind the slot than before it.
+        if before == after and bool((factors == 1).all()):
+            return {"pool": None}
         extents = self.extents[stage + 1][rows]
         taken = []  # for each axis: [V, pooled, positions], which belong together
         for axis, (size, pooled) in enumerate(zip(before, after, strict=True)):
@@ -127,7 +128,7 @@ class StackedHosts:
             share = together.sum(2, keepdim=True).clamp(min=1)
             return {"pool": together.to(self.dtype) / share}
         most = int(together.sum(2).max())
-        order = together.to(torch.int8).argsort(2, descending=True, stable=True)[:, :, :most]
+        order = together.to(torch.int8).argsort(dim=2, descending=True, stable=True)[:, :, :most]
         counts = together.sum(2, keepdim=True)
         first = torch.arange(most, device=rows.device) < counts
         return {"pool": torch.where(first, order, order[:, :, :1]), "pooled": (counts > 0).to(self.dtype)[..., None]}
