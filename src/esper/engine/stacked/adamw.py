@@ -84,7 +84,7 @@ class Updates:
         update = torch.arange(most, device=course.rate.device)[:, None]  # [updates, 1]
         active = update < course.updates
         step = (worked.steps + torch.minimum(update + 1, course.updates)).double()
-        share = ((course.total - course.made - update) / (DECAY * course.total)).clamp(0.0, 1.0)
+        share = ((course.total - course.made - update) / (DECAY * course.total.double())).clamp(0.0, 1.0)
         rate = course.rate * share * active
         if young:
             rate = rate * (step / course.updates).clamp(max=1.0)
