@@ -32,11 +32,9 @@ LAYOUT_NAMES: tuple[Layout, ...] = tuple(LAYOUTS)
 ON_CUDA = 1e-6
 """Absolute tolerance of float64 on a GPU: other kernels, and sums in another order."""
 OPEN = Rules(
-    training_epochs=1, gradient_activity=0.0, shadow_benefit=-1e9, blending_epochs=2, contribution=-1e9, prune_age=1
+    training_epochs=2, gradient_activity=0.0, shadow_benefit=-1e9, blending_epochs=2, contribution=-1e9, prune_age=1
 )
-"""Gates open as soon as they can, so that a short episode has whole lives of seeds."""
-SLOW = replace(OPEN, training_epochs=3)
-"""Seeds incubate for long enough to meet others that do, and to be pruned meanwhile."""
+"""Gates open as soon as they can, so that a short episode has whole lives of seeds; two can incubate at a time."""
 
 
 def doubled(task: Task) -> Task:
@@ -77,9 +75,21 @@ class Small:
             for part, size in zip((splits.train, splits.val, splits.test), sizes, strict=True)
         )
         task = replace(draw.task, splits=Splits(*parts, check=False), updates_per_epoch=self._updates(number))
+        task = replace(task, batch_size=task.batch_size // 2)  # 32 and 50
         draw = replace(draw, task=task, horizon=self._horizon - number % 3)
         free = {"budget": None, "max_seeds": None} if number % 2 else {}
         return self._change(number, replace(draw, **free))
+
+
+class Turns:
+    """The draws of some families in turn."""
+
+    def __init__(self, *families: Family) -> None:
+        self.name, self._families = "+".join(family.name for family in families), families
+
+    def draw(self, number: int, *, held_out: bool = False) -> Draw:
+        turn, place = divmod(number, len(self._families))
+        return self._families[place].draw(turn, held_out=held_out)
 
 
 class Doubled:
@@ -96,22 +106,35 @@ class Doubled:
 # -- what was played ------------------------------------------------------------------------------------------------------
 
 
-def play_randomly(masks: ActionMasks, rng: random.Random, weights: Sequence[float] = (2.0, 4.0, 1.0, 1.0)) -> Tensor:
-    """[N, heads] legal actions: an operation by its weight, then any way to do it."""
-    chosen = []
-    for row in range(len(masks.op)):
+class RandomPlay:
+    """Legal actions: an operation by its weight, any slot, and of blueprints with blends the least used so far, so that
+    few episodes show them all."""
+
+    def __init__(self, layouts: Sequence[str], seed: int = 0, weights: Sequence[float] = (2.0, 4.0, 1.0, 1.0)) -> None:
+        """`layouts` [N]; `weights` of WAIT, GERMINATE, PRUNE, FOSSILIZE."""
+        self._layouts, self._weights = layouts, weights
+        self._rng, self._used = random.Random(seed), Counter[tuple[str, int, int]]()
+
+    def __call__(self, masks: ActionMasks) -> Tensor:
+        """[N, heads]"""
+        return torch.tensor([self._action(masks, row) for row in range(len(masks.op))])
+
+    def _action(self, masks: ActionMasks, row: int) -> list[int]:
         ops = masks.op[row].nonzero().flatten().tolist()
-        op = rng.choices(ops, [weights[op] for op in ops])[0]
+        op = self._rng.choices(ops, [self._weights[op] for op in ops])[0]
         if op == Op.WAIT:
-            chosen.append([0, 0, 0, op])
-            continue
-        slot = rng.choice(masks.slot[row, op].nonzero().flatten().tolist())
+            return [0, 0, 0, op]
+        slot = self._rng.choice(masks.slot[row, op].nonzero().flatten().tolist())
         if op != Op.GERMINATE:
-            chosen.append([slot, 0, 0, op])
-            continue
-        blueprint = rng.choice(masks.blueprint[row, slot].nonzero().flatten().tolist())
-        chosen.append([slot, blueprint, rng.choice(masks.blend[row, slot].nonzero().flatten().tolist()), op])
-    return torch.tensor(chosen)
+            return [slot, 0, 0, op]
+        legal = [
+            (self._layouts[row], blueprint, blend)
+            for blueprint in masks.blueprint[row, slot].nonzero().flatten().tolist()
+            for blend in masks.blend[row, slot].nonzero().flatten().tolist()
+        ]
+        chosen = min(legal, key=lambda seed: (self._used[seed], self._rng.random()))
+        self._used[chosen] += 1
+        return [slot, *chosen[1:], op]
 
 
 @dataclass(slots=True)
@@ -171,10 +194,11 @@ def columns_of(found: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
-    """NaN equals NaN, infinity itself; anything else that is not finite is infinitely far from the rest."""
+    """Absolute, of numbers above 1 relative. NaN equals NaN, infinity itself; either is infinitely far from the rest."""
     assert a.shape == b.shape, (a.shape, b.shape)
     same = (a == b) | (a.isnan() & b.isnan())
-    far = torch.where(same, 0.0, (a.double() - b.double()).abs().nan_to_num(torch.inf, torch.inf))
+    size = torch.maximum(a.abs(), b.abs()).clamp(min=1.0).double()
+    far = torch.where(same, 0.0, ((a.double() - b.double()).abs() / size).nan_to_num(torch.inf, torch.inf))
     return float(far.max()) if far.numel() else 0.0
 
 
@@ -207,13 +231,13 @@ def compare_episodes(
     device: str = "cpu",
     rules: Rules | None = None,
     seed: int = 0,
-    weights: Sequence[float] = (2.0, 4.0, 1.0, 1.0),
 ) -> tuple[Differences, Coverage]:
     """Whole episodes in float64, free-running: each environment goes on from its own weights."""
     plain = GrowthEnv(Doubled(family), len(ids), rules=rules)
     stacked = StackedEnv(family, len(ids), rules=rules, dtype=torch.float64, device=device)
-    rng, found = random.Random(seed), Differences()
+    found = Differences()
     shown, other = plain.reset(ids), stacked.reset(ids)
+    play = RandomPlay([str(draw.facts["layout"]) for draw in plain.draws], seed)
     coverage = Coverage(kinds=set(plain.kinds))
     assert stacked.kinds == plain.kinds
     while True:
@@ -223,7 +247,7 @@ def compare_episodes(
         if plain.over:
             break
         before = plain.world.slots.stage.clone()
-        actions = play_randomly(shown[1], rng, weights)
+        actions = play(shown[1])
         a, b = plain.step(actions), stacked.step(actions)
         coverage.note(plain, before, a)
         found.compare(a.facts, b.facts, "", where)

@@ -73,15 +73,15 @@ class Moments:
 class Updates:
     """An epoch's updates of one set of weights; `course` is that of each row's network."""
 
-    def __init__(self, worked: Moments, course: Course, real: Tensor, *, young: bool) -> None:
-        """`real` [m, P] is what is no padding; `young`: the rate rises over the first epoch's updates, as a seed's does."""
+    def __init__(self, worked: Moments, course: Course, real: Tensor, updates: int, *, young: bool) -> None:
+        """`real` [m, P] is what is no padding; `updates` the most of any network in the epoch, of these rows or others;
+        `young`: the rate rises over the first epoch's updates, as a seed's does."""
         self.worked = worked
         self._real = None if bool(real.all()) else real.to(worked.weights.dtype)
         self.leaf = worked.weights.requires_grad_()
         self.gradient = torch.zeros(len(worked.weights), dtype=worked.weights.dtype, device=worked.weights.device)
         """[m] squared norm of the gradient at the last update of each row."""
-        most = int(course.updates.max())
-        update = torch.arange(most, device=course.rate.device)[:, None]  # [updates, 1]
+        update = torch.arange(updates, device=course.rate.device)[:, None]  # [updates, 1]
         active = update < course.updates
         step = (worked.steps + torch.minimum(update + 1, course.updates)).double()
         share = ((course.total - course.made - update) / (DECAY * course.total.double())).clamp(0.0, 1.0)
@@ -89,11 +89,11 @@ class Updates:
         if young:
             rate = rate * (step / course.updates).clamp(max=1.0)
         correction = (1.0 - BETA2**step).sqrt()
-        self._same = bool((course.updates == most).all())
+        self._same = bool((course.updates == updates).all())
         columns = [rate * correction / (1.0 - BETA1**step), EPSILON * correction, 1.0 - rate * course.weight_decay]
-        columns += [(1.0 - BETA1) * active, (1.0 - BETA2) * active, (update == course.updates - 1).double()]
+        columns += [(1.0 - BETA1) * active.double(), (1.0 - BETA2) * active.double(), (update == course.updates - 1).double()]
         self._table = torch.stack(columns, -1).to(worked.weights.dtype)  # [updates, m, 6]
-        self._steps = torch.minimum(course.updates, torch.full_like(course.updates, most))
+        self._steps = course.updates
 
     @torch.no_grad()
     def step(self, gradient: Tensor, update: Tensor) -> None:

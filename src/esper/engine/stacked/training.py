@@ -46,9 +46,9 @@ class EpochOfUpdates:
         self.composition = stack.compose(lives, removals=False)
         self.run_pass = StackedPass(stack.hosts, rows, self.composition)
         self.course = stack.course(rows)
+        self.updates = int(self.course.updates.max())
         self._begin_updates()
-        self.plan = problems.minibatches(rows, epoch)  # [updates, n, batch]
-        self.updates = len(self.plan)
+        self.plan = problems.minibatches(rows, epoch)  # [updates or more, n, batch]
         everyone = torch.arange(len(rows), device=stack.device)
         self.networks = torch.cat([everyone, self.composition.variants[-1]])
         update = torch.arange(self.updates, device=stack.device)[:, None]
@@ -64,7 +64,8 @@ class EpochOfUpdates:
     def _begin_updates(self) -> None:
         stack, names = self.stack, blueprint_names()
         hosts = stack.hosts.table
-        self.host = Updates(stack.host.select(self.rows, hosts.width), self.course, hosts.real[self.rows], young=False)
+        host, real = stack.host.select(self.rows, hosts.width), hosts.real[self.rows]
+        self.host = Updates(host, self.course, real, self.updates, young=False)
         self.parts: list[list[Updates]] = []
         self.gates: list[Updates | None] = []
         for slot, found in enumerate(self.composition.slots):
@@ -87,7 +88,8 @@ class EpochOfUpdates:
 
     def _young(self, moments: Moments, networks: Tensor, table: Table) -> Updates:
         rows = self.rows[networks]
-        return Updates(moments.select(rows, table.width), self.course.of(networks), table.real[rows], young=True)
+        worked, course = moments.select(rows, table.width), self.course.of(networks)
+        return Updates(worked, course, table.real[rows], self.updates, young=True)
 
     def _begin_statistics(self) -> None:
         """Copies of the statistics of [networks, shadows] at each stage."""
