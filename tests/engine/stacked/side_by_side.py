@@ -271,7 +271,7 @@ def compare_episodes(
 
 def pack(table: Table, row: int, tensors: Mapping[str, Tensor], into: Tensor) -> None:
     """Write the tensors of one network, as its plain module has them, into its row of [N, P]."""
-    flat = [tensors[one.name].flatten() for one in table.parameters if one.name in tensors]
+    flat = [tensors[one.name].detach().flatten() for one in table.parameters if one.name in tensors]
     real = table.real[row].to(into.device)
     into[row, : table.width][real] = torch.cat(flat).to(into)
 
