@@ -74,8 +74,9 @@ class Moments:
 class Updates:
     """An epoch's updates of one set of weights; `course` is that of each row's network."""
 
-    def __init__(self, worked: Moments, course: Course, real: Tensor, *, young: bool) -> None:
-        """`real` [m, P] is what is no padding; `young`: the rate rises over the first epoch's updates, as a seed's does."""
+    def __init__(self, worked: Moments, course: Course, real: Tensor, updates: int, *, young: bool) -> None:
+        """`real` [m, P] is what is no padding; `updates` the most of any network in the epoch, of these rows or others;
+        `young`: the rate rises over the first epoch's updates, as a seed's does."""
         self.worked = worked
         self._kernels = kernels_for(worked.weights)
         if self._kernels is not None:
@@ -85,20 +86,20 @@ class Updates:
             self._real, shape = None if bool(real.all()) else real.to(worked.weights.dtype), (len(real), 1)
         self.leaf = worked.weights.requires_grad_()
         self._squares = torch.zeros(shape, dtype=worked.weights.dtype, device=worked.weights.device)
-        most = int(course.updates.max())
-        update = torch.arange(most, device=course.rate.device)[:, None]  # [updates, 1]
+        update = torch.arange(updates, device=course.rate.device)[:, None]  # [updates, 1]
         active = update < course.updates
         step = (worked.steps + torch.minimum(update + 1, course.updates)).double()
-        share = ((course.total - course.made - update) / (DECAY * course.total)).clamp(0.0, 1.0)
+        share = ((course.total - course.made - update) / (DECAY * course.total.double())).clamp(0.0, 1.0)
         rate = course.rate * share * active
         if young:
             rate = rate * (step / course.updates).clamp(max=1.0)
         correction = (1.0 - BETA2**step).sqrt()
-        self._same = bool((course.updates == most).all())
+        self._same = bool((course.updates == updates).all())
         columns = [rate * correction / (1.0 - BETA1**step), EPSILON * correction, 1.0 - rate * course.weight_decay]
-        columns += [(1.0 - BETA1) * active, (1.0 - BETA2) * active, (update == course.updates - 1).double()]
+        columns += [(1.0 - BETA1) * active.double(), (1.0 - BETA2) * active.double()]
+        columns += [(update == course.updates - 1).double()]
         self._table = torch.stack(columns, -1).to(worked.weights.dtype)  # [updates, m, 6]
-        self._steps = torch.minimum(course.updates, torch.full_like(course.updates, most))
+        self._steps = course.updates
 
     @property
     def gradient(self) -> Tensor:

@@ -118,6 +118,8 @@ class Composition:
     slots: tuple[SlotRows, ...]
     variants: tuple[Tensor, ...]
     """For each stage, then for the head: the networks of the variants' rows that exist there."""
+    variants_cpu: tuple[Ints, ...]
+    """The same on the CPU."""
     variant_slots: Tensor
     """Of all variants, in the order of their rows: the slot where they differ."""
     shadows: Tensor
@@ -147,6 +149,7 @@ def compose(lives: Lives, *, removals: bool, device: torch.device, dtype: torch.
         networks,
         tuple(found),
         tuple(moved(one) for one in before),
+        tuple(before),
         moved(variant_slots),
         moved(variant_shadows, torch.bool),
     )

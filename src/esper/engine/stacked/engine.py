@@ -218,16 +218,13 @@ class StackedEngine:
                 measured = self._measure_kept(i, local, lives)
                 at = places[torch.from_numpy(local).to(self.device)]
                 results.accuracy[at], results.loss[at] = measured.accuracy, measured.loss
+                results.shadow[at], results.contribution[at] = math.nan, math.nan
 
     def _move_on(self, results: _Results, healthy: Tensor, active: Tensor) -> None:
         """The end of the epoch in the columns. What was measured in an undone epoch does not count, and in a run's last
         epoch the seeds stay what they were when the network was measured."""
-        counts = (healthy & active)[:, None]
-        gradient = torch.where(counts, results.seed_gradient, math.nan)
-        shadow, contribution = (
-            torch.where(counts[..., None], contrast, math.nan) for contrast in (results.shadow, results.contribution)
-        )
-        self.columns.measure(gradient, shadow, contribution)
+        gradient = torch.where((healthy & active)[:, None], results.seed_gradient, math.nan)
+        self.columns.measure(gradient, results.shadow, results.contribution)
         last = self.epoch + 1 >= self.horizon
         self.columns.end_epoch(active & (~healthy | ~last))
 

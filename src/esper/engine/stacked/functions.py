@@ -53,6 +53,11 @@ class Extent:
     """[V, 1, …]: numbers that a norm sees; of a batch norm without the batch."""
 
 
+    def of(self, rows: Tensor) -> Extent:
+        mask, valid = (None if one is None else one[rows] for one in (self.mask, self.valid))
+        return Extent(self.widths[rows], self.extents[rows], self.columns, mask, valid, self.counts[rows])
+
+
 def spread(column: Tensor, like: Tensor) -> Tensor:
     """A column [V] or [V, channels], ready to meet activations."""
     if column.dim() == 1:

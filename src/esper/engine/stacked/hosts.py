@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +18,7 @@ from torch import Tensor
 from esper.engine.stacked import operations as ops
 from esper.engine.stacked.functions import EPSILON, BatchNorm, Extent, spread
 from esper.engine.stacked.parameters import Axis, Parameter, Table, affine, linear, weight_and_bias
-from esper.engine.stacked.seeds import Constants, Place
+from esper.engine.stacked.seeds import Constants, Place, chosen
 from esper.tasks.problems import Form, Problems
 
 MOMENTUM = 0.1
@@ -96,30 +97,56 @@ class StackedHosts:
 
     # -- the pass -------------------------------------------------------------------------------------------------------
 
-    def constants(self, stage: int, rows: Tensor) -> Constants:
-        """What the stage's pass and its pooling need to know of the networks `rows` [V]."""
-        place, bends = self.place(stage).of(rows), self.problems.bends[rows, stage]
-        lowest = torch.where(bends, 0.0, -math.inf).to(self.dtype).view(-1, *[1] * (len(place.sizes) + 2))
-        found: Constants = {"lowest": None if bool(bends.all()) else lowest}
-        if self.is_map:
-            found["batch"] = place.of_batches()
-            found["valid"] = found["batch"].valid
-        attending = self.problems.attends[rows, stage].nonzero().flatten()
-        found["attending"] = attending if len(attending) else None
-        if len(attending):
-            some = place.of(attending)
-            found |= {"attending_norm": some.of_positions(), "scale": some.channels.to(self.dtype).rsqrt()}
-        return found | self._pooling(stage, rows)
+    def constants(self, stage: int, rows: Tensor, attending: Tensor) -> Constants:
+        """What the pass through a stage needs to know of the networks `rows` [V], of which `attending` attend."""
+        found = chosen(self._of_stages[stage], rows)
+        if not len(attending):
+            return found | {"attending": None}
+        norm, scale = self._of_attention[stage]
+        some = rows[attending]
+        return found | {"attending": attending, "attending_norm": norm.of(some), "scale": scale[some]}
 
-    def _pooling(self, stage: int, rows: Tensor) -> Constants:
-        factors = self.problems.pools[rows, stage]
+    def after_slot(self, stage: int, rows: Tensor) -> Constants:
+        """The same for what follows the stage's slot: cutting off, and pooling."""
+        return chosen(self._of_pools[stage], rows)
+
+    def head_constants(self, rows: Tensor) -> Constants:
+        return chosen(self._of_head, rows)
+
+    @cached_property
+    def _of_stages(self) -> list[Constants]:
+        """Of all networks, so that an epoch has only to choose rows."""
+        found = []
+        for stage in range(self.form.stages):
+            place, bends = self.place(stage), self.problems.bends[:, stage]
+            lowest = torch.where(bends, 0.0, -math.inf).to(self.dtype).view(-1, *[1] * (len(place.sizes) + 2))
+            of_stage: Constants = {"lowest": None if bool(bends.all()) else lowest}
+            if self.is_map:
+                of_stage["batch"] = place.of_batches()
+            found.append(of_stage)
+        return found
+
+    @cached_property
+    def _of_attention(self) -> list[tuple[Extent, Tensor]]:
+        places = [self.place(stage) for stage in range(self.form.stages)]
+        return [(place.of_positions(), place.channels.to(self.dtype).rsqrt()) for place in places]
+
+    @cached_property
+    def _of_pools(self) -> list[Constants]:
+        return [
+            {"valid": self.place(stage).valid() if self.is_map else None} | self._pooling(stage)
+            for stage in range(self.form.stages)
+        ]
+
+    def _pooling(self, stage: int) -> Constants:
+        factors, device = self.problems.pools[:, stage], self.problems.pools.device
         before, after = self.sizes[stage], self.sizes[stage + 1]
-        if before == after and bool((factors == 1).all()):
+        if bool((factors == 1).all()):
             return {"pool": None}
-        extents = self.extents[stage + 1][rows]
-        taken = []  # for each axis: [V, pooled, positions], which belong together
+        extents = self.extents[stage + 1]
+        taken = []  # for each axis: [N, pooled, positions], which belong together
         for axis, (size, pooled) in enumerate(zip(before, after, strict=True)):
-            place, window = torch.arange(size, device=rows.device), torch.arange(pooled, device=rows.device)
+            place, window = torch.arange(size, device=device), torch.arange(pooled, device=device)
             inside = (place // factors[:, None])[:, None] == window[:, None]
             taken.append(inside & (window < extents[:, axis, None])[:, :, None])
         together = taken[0] if len(taken) == 1 else _crossed(*taken)
@@ -129,8 +156,19 @@ class StackedHosts:
         most = int(together.sum(2).max())
         order = together.to(torch.int8).argsort(dim=2, descending=True, stable=True)[:, :, :most]
         counts = together.sum(2, keepdim=True)
-        first = torch.arange(most, device=rows.device) < counts
+        first = torch.arange(most, device=device) < counts
         return {"pool": torch.where(first, order, order[:, :, :1]), "pooled": (counts > 0).to(self.dtype)[..., None]}
+
+    @cached_property
+    def _of_head(self) -> Constants:
+        """How much of each position the mean before the head takes: [N, 1, positions]."""
+        if not self.sizes[-1]:
+            return {"mean": None}
+        last = Place(self.form.layout, self.problems.features, 0, self.extents[-1], self.sizes[-1], self.dtype)
+        valid, shape = last.valid(), (len(self.problems), 1, math.prod(last.sizes))
+        there = torch.ones(shape, dtype=self.dtype, device=self.problems.sizes.device)
+        there = there if valid is None else valid.flatten(1)[:, None]
+        return {"mean": there / there.sum(2, keepdim=True)}
 
     def stage(
         self, stage: int, w: Mapping[str, Tensor], k: Constants, x: Tensor, statistics: Statistics | None
@@ -144,7 +182,7 @@ class StackedHosts:
             bias = w.get(f"{name}.0.bias")
             x = ops.convolve(x, w[f"{name}.0.weight"], bias)
             if not self.form.norm:
-                return _bend(self.cut(k, x), k), None
+                return _bend(_cut(k["batch"].valid, x), k), None
             return _batch_norm(x, (w[f"{name}.1.weight"], w[f"{name}.1.bias"]), k, statistics)
         x = _bend(ops.linear(x, w[f"{name}.project.weight"], w[f"{name}.project.bias"]), k)
         rows = k["attending"]
@@ -160,8 +198,7 @@ class StackedHosts:
 
     def cut(self, k: Constants, x: Tensor) -> Tensor:
         """Zero where there is no position. Sequences need it nowhere: nothing reads what is beyond their end."""
-        valid = k.get("valid")
-        return x if valid is None else x * valid.to(x.dtype)
+        return _cut(k["valid"], x)
 
     def pool(self, stage: int, k: Constants, x: Tensor) -> Tensor:
         how, sizes = k["pool"], self.sizes[stage + 1]
@@ -169,17 +206,6 @@ class StackedHosts:
             return x
         pooled = k.get("pooled")
         return ops.pool_average(x, how, sizes) if pooled is None else ops.pool_largest(x, how, pooled, sizes)
-
-    def head_constants(self, rows: Tensor) -> Constants:
-        """How much of each position the mean before the head takes: [V, 1, positions]."""
-        if not self.form.layout.startswith(("conv", "sequence")):
-            return {"mean": None}
-        last = Place(self.form.layout, rows, 0, self.extents[-1][rows], self.sizes[-1], self.dtype)
-        valid = last.valid()
-        there = torch.ones((len(rows), 1, math.prod(last.sizes)), dtype=self.dtype, device=rows.device)
-        if valid is not None:
-            there = valid.flatten(1)[:, None]
-        return {"mean": there / there.sum(2, keepdim=True)}
 
     def head(self, w: Mapping[str, Tensor], k: Constants, x: Tensor) -> Tensor:
         """[V, batch, classes]"""
@@ -196,6 +222,10 @@ def _crossed(rows: Tensor, columns: Tensor) -> Tensor:
     """Of two axes [V, pooled, positions] each: of both together."""
     both = rows[:, :, None, :, None] & columns[:, None, :, None, :]
     return both.flatten(3).flatten(1, 2)
+
+
+def _cut(valid: Tensor | None, x: Tensor) -> Tensor:
+    return x if valid is None else x * valid.to(x.dtype)
 
 
 def _bend(x: Tensor, k: Constants) -> Tensor:
@@ -219,4 +249,4 @@ def _batch_norm(
     shift = spread(affine[1] - statistics.mean * scale, x)
     if extent.valid is not None:
         x, shift = x * extent.valid, shift * extent.valid
-    return _bend(torch.addcmul(shift, x, spread(scale, x)), k), None
+    return _bend(torch.addcmul(shift, x, spread(scale, x)).to(x.dtype), k), None

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.engine.stacked.functions import Depthwise, Extent, Norm, Patches, spread
 
@@ -98,17 +99,28 @@ def attend(
         extra = hidden.to(key.dtype)[:, None, :, None].expand(-1, batch, -1, -1)
         key, value = torch.cat([key, extra], -1), F.pad(value, (0, 1))
         heads = None if heads is None else F.pad(heads, (0, 1), value=1.0)
+    if query.is_cuda and query.shape[-1] % 8:  # else torch takes a slow form
+        more = -query.shape[-1] % 8
+        query, key, value = (F.pad(t, (0, more)) for t in (query, key, value))
+        heads = None if heads is None else F.pad(heads, (0, more))
     if heads is None:
         parts = (t.reshape(networks * batch, 1, count, t.shape[-1]) for t in (query, key, value))
-        seen = F.scaled_dot_product_attention(*parts, is_causal=causal, scale=1.0)
+        seen = _attention(*parts, causal)
         seen = seen.view(networks, batch, count, -1)
     else:
         split = query.unsqueeze(2) * heads[:, None, :, None].to(query.dtype)  # [V, batch, H, positions, channels]
         query = split.flatten(0, 1)
         key, value = (t.unsqueeze(2).expand_as(split).flatten(0, 1) for t in (key, value))
-        seen = F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=1.0)
+        seen = _attention(query, key, value, causal)
         seen = (seen.view(split.shape) * heads[:, None, :, None].to(seen.dtype)).sum(2)
     return seen[..., :channels].transpose(1, 2)
+
+
+def _attention(query: Tensor, key: Tensor, value: Tensor, causal: bool) -> Tensor:
+    if not query.is_cuda:
+        return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=1.0)
+    with sdpa_kernel([SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]):  # the flash form fails for so many rows
+        return F.scaled_dot_product_attention(query, key, value, is_causal=causal, scale=1.0)
 
 
 def head_count(channels: Tensor) -> Tensor:

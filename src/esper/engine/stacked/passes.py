@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -16,8 +17,9 @@ from esper.engine.stacked import seeds
 from esper.engine.stacked.composition import Composition, SlotRows
 from esper.engine.stacked.hosts import StackedHosts, Statistics
 from esper.engine.stacked.parameters import Table
-from esper.engine.stacked.seeds import BATCHED, BatchedBlueprint, Constants, Place
+from esper.engine.stacked.seeds import BATCHED, Constants, chosen
 from esper.growth.blueprints import blueprint_names
+from esper.tasks.problems import Problems
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,37 +38,60 @@ class Leaves:
         return [self.host, *seeds_, *(leaf for leaf in self.gates if leaf is not None)]
 
 
+class Known:
+    """What does not change about the networks of some problems: tables of their parameters, and constants of passes."""
+
+    def __init__(self, problems: Problems, dtype: torch.dtype) -> None:
+        self.hosts = StackedHosts(problems, dtype)
+        self.attends = problems.attends.cpu().numpy()
+        layout = problems.form.layout
+        self.blueprints = {name: BATCHED[layout][name] for name in blueprint_names() if name in BATCHED[layout]}
+        self.places = [self.hosts.place(slot) for slot in range(problems.form.stages)]
+        self.tables = [
+            {name: Table(batched.parameters(place)) for name, batched in self.blueprints.items()}
+            for place in self.places
+        ]
+        """By slot and blueprint, of all networks."""
+        self.gate_tables = [Table(seeds.gate_parameters(place)) for place in self.places]
+        self.gate_constants = [seeds.gate_constants(place) for place in self.places]
+        self._constants: dict[tuple[int, str], Constants] = {}
+
+    def seed_constants(self, slot: int, blueprint: str) -> Constants:
+        """Of all networks; made when a seed of that kind first grows there."""
+        key = (slot, blueprint)
+        if key not in self._constants:
+            self._constants[key] = self.blueprints[blueprint].constants(self.places[slot])
+        return self._constants[key]
+
+
 class StackedPass:
     """A composition with all that is constant about it, so that only activations remain to be computed."""
 
-    def __init__(self, hosts: StackedHosts, rows: Tensor, composition: Composition) -> None:
-        """`rows` [n] are the networks of the composition among the hosts'."""
-        self.hosts, self.rows, self.composition = hosts, rows, composition
+    def __init__(self, known: Known, rows: Tensor, composition: Composition) -> None:
+        """`rows` [n] are the networks of the composition among all that are `known`."""
+        self.known, self.hosts, self.rows, self.composition = known, known.hosts, rows, composition
         everyone = [torch.cat([rows, rows[variants]]) for variants in composition.variants]
-        stages = range(hosts.form.stages)
-        self._stages: list[Constants] = [hosts.constants(stage, everyone[stage]) for stage in stages]
-        # Pooling follows the slot, where variants begin.
-        self._pools: list[Constants] = [hosts.constants(stage, everyone[stage + 1]) for stage in stages]
-        self._head = hosts.head_constants(everyone[-1])
-        names, layout = blueprint_names(), hosts.form.layout
-        self._parts: list[list[tuple[BatchedBlueprint, Table, Constants]]] = []
-        self._gates: list[tuple[Table, Constants] | None] = []
-        for slot, found in zip(stages, composition.slots, strict=True):
-            parts = []
-            for part in found.parts:
-                place = self._place(slot, part.networks)
-                batched = BATCHED[layout][names[part.blueprint]]
-                parts.append((batched, Table(batched.parameters(place)), batched.constants(place)))
-            self._parts.append(parts)
-            gates = found.gates
-            if gates is None:
-                self._gates.append(None)
-                continue
-            place = self._place(slot, gates.networks)
-            self._gates.append((Table(seeds.gate_parameters(place)), seeds.gate_constants(place)))
-
-    def _place(self, slot: int, networks: Tensor) -> Place:
-        return self.hosts.place(slot).of(self.rows[networks])
+        attends = known.attends[rows.cpu().numpy()]
+        self._stages, self._after = [], []
+        for stage, variants in enumerate(composition.variants_cpu[:-1]):
+            attending = np.flatnonzero(np.concatenate([attends[:, stage], attends[variants, stage]]))
+            there = torch.from_numpy(attending).to(rows.device)
+            self._stages.append(self.hosts.constants(stage, everyone[stage], there))
+            # What follows a slot has rows for the variants that begin there, too.
+            self._after.append(self.hosts.after_slot(stage, everyone[stage + 1]))
+        self._head = self.hosts.head_constants(everyone[-1])
+        names = blueprint_names()
+        self._parts = [
+            [
+                chosen(known.seed_constants(slot, names[part.blueprint]), rows[part.networks])
+                for part in found.parts
+            ]
+            for slot, found in enumerate(composition.slots)
+        ]
+        self._gates = [
+            None if found.gates is None else chosen(known.gate_constants[slot], rows[found.gates.networks])
+            for slot, found in enumerate(composition.slots)
+        ]
 
     def __call__(
         self, leaves: Leaves, x: Tensor, statistics: Sequence[Statistics] | None
@@ -85,7 +110,7 @@ class StackedPass:
             h, found = hosts.stage(stage, weights, self._stages[stage], h, given)
             if found is not None:
                 seen.append(found)
-            h = hosts.pool(stage, self._pools[stage], self._slot(stage, leaves, h))
+            h = hosts.pool(stage, self._after[stage], self._slot(stage, leaves, h))
         weights = _with_again(hosts.tables[-1], pieces[-1], hosts.piece(constant, len(hosts.tables) - 1), self.composition.variants[-1])
         return hosts.head(weights, self._head, h), seen
 
@@ -101,7 +126,7 @@ class StackedPass:
         weight = rows.alpha.view(-1, *[1] * (h.dim() - 1))
         changed = h.index_copy(0, rows.attached, torch.lerp(attached, grown, weight.to(grown.dtype)))
         # Biases of seeds reach beyond the true positions of a feature map.
-        return hosts.cut(self._pools[slot], torch.cat([changed, shadows, h.index_select(0, rows.without)]))
+        return hosts.cut(self._after[slot], torch.cat([changed, shadows, h.index_select(0, rows.without)]))
 
     def _grown(
         self, slot: int, leaves: Leaves, rows: SlotRows, attached: Tensor, detached: Tensor
@@ -110,8 +135,9 @@ class StackedPass:
         grown, shadows = [], []
         pieces = zip(attached.split(rows.attached_sizes), detached.split(rows.detached_sizes), strict=True)
         for i, (acting, young) in enumerate(pieces):
-            batched, table, constants = self._parts[slot][i]
-            part, leaf = rows.parts[i], leaves.parts[slot][i]
+            part, leaf, constants = rows.parts[i], leaves.parts[slot][i], self._parts[slot][i]
+            name = blueprint_names()[part.blueprint]
+            batched, table = self.known.blueprints[name], self.known.tables[slot][name]
             weights = _with_again(table, leaf, leaf.detach(), part.again)
             inputs = torch.cat([young, acting]) if part.incubating and len(acting) else (young if part.incubating else acting)
             out = batched.forward(weights, constants, inputs)
@@ -125,11 +151,10 @@ class StackedPass:
         assert gates is not None
         assert found is not None
         assert leaf is not None
-        table, constants = found
-        weights = _with_again(table, leaf, leaf.detach(), gates.again)
+        weights = _with_again(self.known.gate_tables[slot], leaf, leaf.detach(), gates.again)
         seen = h.index_select(0, gates.rows)
         is_map = self.hosts.form.layout.startswith("conv")
-        opening = seeds.gate(weights, constants, seen, is_map=is_map)
+        opening = seeds.gate(weights, found, seen, is_map=is_map)
         mixed = seen + opening * (grown.index_select(0, gates.rows) - seen)
         grown = grown.index_copy(0, gates.rows, mixed)
         attached = len(self.composition.slots[slot].attached)

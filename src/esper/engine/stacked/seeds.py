@@ -112,6 +112,14 @@ class Place:
         return {"positions": None if self.valid() is None else counts}
 
 
+def chosen(constants: Constants, rows: Tensor) -> Constants:
+    """Those of some networks: everything has a row for each network, or is None for all."""
+    return {
+        name: None if value is None else value.of(rows) if isinstance(value, Extent) else value[rows]
+        for name, value in constants.items()
+    }
+
+
 @dataclass(frozen=True, slots=True)
 class BatchedBlueprint:
     """One kind of seed."""

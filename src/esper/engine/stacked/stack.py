@@ -20,16 +20,16 @@ from esper.engine.stacked import seeds
 from esper.engine.stacked.adamw import Course, Moments
 from esper.engine.stacked.capture import Capture
 from esper.engine.stacked.composition import Composition, Lives, compose
-from esper.engine.stacked.hosts import StackedHosts, Statistics
+from esper.engine.stacked.hosts import Statistics
 from esper.engine.stacked.parameters import Table
-from esper.engine.stacked.passes import Leaves, StackedPass
+from esper.engine.stacked.passes import Known, Leaves, StackedPass
 from esper.engine.stacked.seeds import BATCHED
 from esper.engine.stacked.training import EpochOfUpdates
 from esper.growth.blueprints import blueprint_names
 from esper.slot_columns import CONTRAST
 from esper.tasks.problems import Problems
 
-CHUNK_NUMBERS = {"cpu": 2**20, "cuda": 2**28}
+CHUNK_NUMBERS = {"cpu": 2**20, "cuda": 2**29}
 """Numbers of one activation in an evaluation's chunk of examples: small enough for a cache, or for the memory."""
 
 
@@ -52,19 +52,14 @@ class Stack:
         self.problems, self.dtype = problems, dtype
         self.device = problems.train_x.device
         self.capture = Capture(self.device) if self.device.type == "cuda" else None
-        self.hosts = StackedHosts(problems, dtype)
+        self.known = Known(problems, dtype)
+        self.hosts = self.known.hosts
         n, form = len(problems), problems.form
         self.slots = form.stages
         everyone = torch.arange(n, device=self.device)
         drawn = problems.host_uniforms(everyone, int(self.hosts.table.drawn.max()))
         self.host = Moments.of(self.hosts.table.fill(drawn).to(dtype))
-        names = [name for name in blueprint_names() if name in BATCHED[form.layout]]
-        self.tables = [
-            {name: Table(BATCHED[form.layout][name].parameters(self.hosts.place(slot))) for name in names}
-            for slot in range(self.slots)
-        ]
-        """By slot and blueprint, of all networks."""
-        self.gate_tables = [Table(seeds.gate_parameters(self.hosts.place(slot))) for slot in range(self.slots)]
+        self.tables, self.gate_tables = self.known.tables, self.known.gate_tables
         self.seeds = [self._room(n, max(table.width for table in tables.values())) for tables in self.tables]
         self.gates = [self._room(n, table.width) for table in self.gate_tables]
         normed = form.layout.startswith("conv") and form.norm
@@ -144,7 +139,7 @@ class Stack:
     def prepare(self, rows: Tensor, lives: Lives, *, contrasts: bool = True) -> StackedPass:
         """A pass for `measure`. To be made before an epoch's updates are queued: it reads numbers from the device."""
         lives = lives if contrasts else lives.grown
-        return StackedPass(self.hosts, rows, self.compose(lives, removals=contrasts))
+        return StackedPass(self.known, rows, self.compose(lives, removals=contrasts))
 
     def measure(self, run: StackedPass, epoch: EpochOfUpdates | None = None, *, test: bool = False) -> Measured:
         """The networks of a pass on their validation sets, and every unfinished seed against the network without it.
@@ -164,6 +159,7 @@ class Stack:
                 with self.arithmetic():
                     out, _ = run(leaves, part.movedim(1, -2), statistics)
                 targets = y[rows, start : start + chunk][networks]
+                out = out.to(self.dtype)
                 each = F.cross_entropy(out.flatten(0, 1), targets.flatten(), reduction="none").view(targets.shape)
                 losses.append(each.double().sum(1))
                 correct.append(out.argmax(-1) == targets)

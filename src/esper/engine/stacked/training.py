@@ -44,11 +44,11 @@ class EpochOfUpdates:
         self.stack, self.rows = stack, rows
         problems = stack.problems
         self.composition = stack.compose(lives, removals=False)
-        self.run_pass = StackedPass(stack.hosts, rows, self.composition)
+        self.run_pass = StackedPass(stack.known, rows, self.composition)
         self.course = stack.course(rows)
+        self.updates = int(self.course.updates.max())
         self._begin_updates()
-        self.plan = problems.minibatches(rows, epoch)  # [updates, n, batch]
-        self.updates = len(self.plan)
+        self.plan = problems.minibatches(rows, epoch)  # [updates or more, n, batch]
         everyone = torch.arange(len(rows), device=stack.device)
         self.networks = torch.cat([everyone, self.composition.variants[-1]])
         update = torch.arange(self.updates, device=stack.device)[:, None]
@@ -64,7 +64,8 @@ class EpochOfUpdates:
     def _begin_updates(self) -> None:
         stack, names = self.stack, blueprint_names()
         hosts = stack.hosts.table
-        self.host = Updates(stack.host.select(self.rows, hosts.width), self.course, hosts.real[self.rows], young=False)
+        host, real = stack.host.select(self.rows, hosts.width), hosts.real[self.rows]
+        self.host = Updates(host, self.course, real, self.updates, young=False)
         self.parts: list[list[Updates]] = []
         self.gates: list[Updates | None] = []
         for slot, found in enumerate(self.composition.slots):
@@ -87,7 +88,8 @@ class EpochOfUpdates:
 
     def _young(self, moments: Moments, networks: Tensor, table: Table) -> Updates:
         rows = self.rows[networks]
-        return Updates(moments.select(rows, table.width), self.course.of(networks), table.real[rows], young=True)
+        worked, course = moments.select(rows, table.width), self.course.of(networks)
+        return Updates(worked, course, table.real[rows], self.updates, young=True)
 
     def _begin_statistics(self) -> None:
         """Copies of the statistics of [networks, shadows] at each stage."""
@@ -114,7 +116,7 @@ class EpochOfUpdates:
         y = self._y.index_select(0, index).view(shape)[self.networks]  # [rows of the pass, batch]
         with self.stack.arithmetic():
             out, seen = self.run_pass(self.leaves, x, None)
-        losses = F.cross_entropy(out.flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
+        losses = F.cross_entropy(out.to(self.stack.dtype).flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
         gradients = torch.autograd.grad(losses.sum(), self.leaves.all())
         with torch.no_grad():
             active = self.active.index_select(0, self.counter)[0]
