@@ -63,6 +63,8 @@ class StackedEngine:
     ) -> None:
         """`width` is the number of slots that the columns have room for; None is the most that a network has."""
         self.device = groups[0][1].train_x.device
+        # The dearest first: on a GPU, what is queued later runs beside it.
+        groups = sorted(groups, key=lambda group: -_weight(group[1]))
         self.stacks = [Stack(problems, dtype, bf16=bf16) for _, problems in groups]
         self._places_cpu = [np.array(places) for places, _ in groups]
         self.places = [torch.from_numpy(places).to(self.device) for places in self._places_cpu]
@@ -253,3 +255,8 @@ class StackedEngine:
 
     def _column(self, value: float, *more: int) -> Tensor:
         return torch.full((self.networks, *more), value, dtype=torch.float64, device=self.device)
+
+
+def _weight(problems: Problems) -> int:
+    """How much an epoch of some problems costs, roughly: numbers in the first stage's activations."""
+    return int(problems.sizes.prod(1).sum() * problems.widths[:, 0].max())

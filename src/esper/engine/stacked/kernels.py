@@ -25,9 +25,9 @@ def _true_position(p, columns, height, width):  # type: ignore[no-untyped-def]
 # -- norms over the channels of a position ---------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "C"])
 def _rows_forward(  # type: ignore[no-untyped-def]
-    x, w, b, y, mean, rstd, widths, rows, C: tl.constexpr, R: tl.constexpr, CP: tl.constexpr, AFFINE: tl.constexpr
+    x, w, b, y, mean, rstd, widths, rows, C, R: tl.constexpr, CP: tl.constexpr, AFFINE: tl.constexpr
 ):
     v, r, c = tl.program_id(0), tl.program_id(1) * R + tl.arange(0, R), tl.arange(0, CP)
     width = tl.load(widths + v)
@@ -45,10 +45,10 @@ def _rows_forward(  # type: ignore[no-untyped-def]
     tl.store(rstd + v.to(tl.int64) * rows + r, scale, mask=r < rows)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["rows", "blocks", "C"])
 def _rows_backward(  # type: ignore[no-untyped-def]
     x, w, dy, dx, dw, db, mean, rstd, widths, rows, blocks,
-    C: tl.constexpr, R: tl.constexpr, CP: tl.constexpr, AFFINE: tl.constexpr,
+    C, R: tl.constexpr, CP: tl.constexpr, AFFINE: tl.constexpr,
 ):  # fmt: skip
     v, block, c = tl.program_id(0), tl.program_id(1), tl.arange(0, CP)
     r = block * R + tl.arange(0, R)
@@ -73,10 +73,10 @@ def _rows_backward(  # type: ignore[no-untyped-def]
 # -- norms over the channels and positions of an example -----------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["columns", "P", "B", "C"])
 def _examples_forward(  # type: ignore[no-untyped-def]
     x, w, b, y, mean, rstd, widths, extents, columns, P, B,
-    C: tl.constexpr, PB: tl.constexpr, CP: tl.constexpr, RELU: tl.constexpr,
+    C, PB: tl.constexpr, CP: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     v, e, c = tl.program_id(0), tl.program_id(1), tl.arange(0, CP)
     width, high, wide = tl.load(widths + v), tl.load(extents + 2 * v), tl.load(extents + 2 * v + 1)
@@ -111,10 +111,10 @@ def _examples_forward(  # type: ignore[no-untyped-def]
     tl.store(rstd + v * B + e, scale)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["columns", "P", "B", "C"])
 def _examples_backward(  # type: ignore[no-untyped-def]
     x, w, b, dy, dx, dw, db, mean, rstd, widths, extents, columns, P, B,
-    C: tl.constexpr, PB: tl.constexpr, CP: tl.constexpr, RELU: tl.constexpr,
+    C, PB: tl.constexpr, CP: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     v, e, c = tl.program_id(0), tl.program_id(1), tl.arange(0, CP)
     width, high, wide = tl.load(widths + v), tl.load(extents + 2 * v), tl.load(extents + 2 * v + 1)
@@ -153,10 +153,10 @@ def _examples_backward(  # type: ignore[no-untyped-def]
 # -- batch norm: over the batch and all positions, for each channel --------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["columns", "P", "B", "C"])
 def _batch_forward(  # type: ignore[no-untyped-def]
     x, w, b, y, mean, variance, extents, columns, P, B,
-    C: tl.constexpr, R: tl.constexpr, CP: tl.constexpr, RELU: tl.constexpr,
+    C, R: tl.constexpr, CP: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     v, c = tl.program_id(0), tl.arange(0, CP)
     high, wide = tl.load(extents + 2 * v), tl.load(extents + 2 * v + 1)
@@ -191,10 +191,10 @@ def _batch_forward(  # type: ignore[no-untyped-def]
     tl.store(variance + v * C + c, spread, mask=c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["columns", "P", "B", "C"])
 def _batch_backward(  # type: ignore[no-untyped-def]
     x, w, b, dy, dx, dw, db, mean, variance, extents, columns, P, B,
-    C: tl.constexpr, R: tl.constexpr, CP: tl.constexpr, RELU: tl.constexpr,
+    C, R: tl.constexpr, CP: tl.constexpr, RELU: tl.constexpr,
 ):  # fmt: skip
     v, c = tl.program_id(0), tl.arange(0, CP)
     high, wide = tl.load(extents + 2 * v), tl.load(extents + 2 * v + 1)
@@ -233,7 +233,7 @@ def _batch_backward(  # type: ignore[no-untyped-def]
 # -- filters ---------------------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["H", "W", "E", "C"])
 def _filter(x, w, y, H, W, E, C, K: tl.constexpr, AXES: tl.constexpr, BE: tl.constexpr, BACK: tl.constexpr):  # type: ignore[no-untyped-def]
     v, p, e = tl.program_id(0), tl.program_id(1), tl.program_id(2) * BE + tl.arange(0, BE)
     row, column, c, half = p // W, p % W, e % C, K // 2
@@ -248,7 +248,7 @@ def _filter(x, w, y, H, W, E, C, K: tl.constexpr, AXES: tl.constexpr, BE: tl.con
     tl.store(y + start + p * E + e, total, mask=e < E)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["H", "W", "B", "C", "blocks"])
 def _filter_weights(  # type: ignore[no-untyped-def]
     x, dy, dw, H, W, B, C, blocks, K: tl.constexpr, AXES: tl.constexpr, BB: tl.constexpr, CP: tl.constexpr
 ):
@@ -266,7 +266,7 @@ def _filter_weights(  # type: ignore[no-untyped-def]
     tl.store(dw + ((v * blocks + block) * C + c) * (K**AXES) + tap, tl.sum(total, 0), mask=c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["H", "W", "B", "C"])
 def _patches(x, y, H, W, B, C, K: tl.constexpr, AXES: tl.constexpr, BE: tl.constexpr, BACK: tl.constexpr):  # type: ignore[no-untyped-def]
     """`x` [V, H, W, B, C] → `y` [V, H, W, B, taps · C]; BACK: what each place of `x` gets from `y`, written to `x`."""
     v, e = tl.program_id(0), tl.program_id(2) * BE + tl.arange(0, BE)
@@ -292,7 +292,7 @@ def _patches(x, y, H, W, B, C, K: tl.constexpr, AXES: tl.constexpr, BE: tl.const
 # -- AdamW -------------------------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["m", "P", "blocks"])
 def _adamw(weights, first, second, gradient, real, table, update, squares, m, P, blocks, BE: tl.constexpr):  # type: ignore[no-untyped-def]
     row, block = tl.program_id(0), tl.program_id(1)
     e = block * BE + tl.arange(0, BE)

@@ -140,7 +140,7 @@ class StackedPass:
             batched, table = self.known.blueprints[name], self.known.tables[slot][name]
             weights = _with_again(table, leaf, leaf.detach(), part.again)
             inputs = torch.cat([young, acting]) if part.incubating and len(acting) else (young if part.incubating else acting)
-            out = batched.forward(weights, constants, inputs)
+            out = batched.forward(weights, constants, inputs).to(inputs.dtype)  # in bfloat16, sums of both are float32
             shadow, changed = out.split([part.incubating, len(out) - part.incubating])
             shadows.append(shadow)
             grown.append(changed)
@@ -156,7 +156,7 @@ class StackedPass:
         is_map = self.hosts.form.layout.startswith("conv")
         opening = seeds.gate(weights, found, seen, is_map=is_map)
         mixed = seen + opening * (grown.index_select(0, gates.rows) - seen)
-        grown = grown.index_copy(0, gates.rows, mixed)
+        grown = grown.index_copy(0, gates.rows, mixed.to(grown.dtype))
         attached = len(self.composition.slots[slot].attached)
         return grown[:attached], grown[attached:]
 
