@@ -121,7 +121,7 @@ def with_nan(draw: Draw) -> Draw:
     return replace(draw, task=replace(task, splits=splits))
 
 
-# -- what was played ------------------------------------------------------------------------------------------------------
+# -- what was played --------------------------------------------------------------------------------------------------
 
 
 class RandomPlay:
@@ -197,7 +197,7 @@ class Coverage:
         self.kinds |= other.kinds
 
 
-# -- what is compared -----------------------------------------------------------------------------------------------------
+# -- what is compared -------------------------------------------------------------------------------------------------
 
 
 def columns_of(found: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -212,7 +212,7 @@ def columns_of(found: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
-    """Absolute, of numbers above 1 relative. NaN equals NaN, infinity itself; either is infinitely far from the rest."""
+    """Absolute; of numbers above 1, relative. NaN equals NaN; from any number it is infinitely far."""
     assert a.shape == b.shape, (a.shape, b.shape)
     same = (a == b) | (a.isnan() & b.isnan())
     size = torch.maximum(a.abs(), b.abs()).clamp(min=1.0).double()
@@ -284,7 +284,7 @@ def compare_episodes(
     return found, coverage
 
 
-# -- weights --------------------------------------------------------------------------------------------------------------
+# -- weights ----------------------------------------------------------------------------------------------------------
 
 
 def pack(table: Table, row: int, tensors: Mapping[str, Tensor], into: Tensor) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from side_by_side import DEVICES, EVERYTHING, OPEN, RandomPlay, Small, columns_of, pack, seed_tensors, with_nan
 from torch import Tensor, nn
 
 from esper.engine.governor import FAULTS, Fault
@@ -17,17 +18,18 @@ from esper.engine.stacked.stack import Stack
 from esper.env.growth_env import GrowthEnv
 from esper.env.learner_env import EnvStep
 from esper.env.stacked_env import StackedEnv
-from side_by_side import DEVICES, EVERYTHING, OPEN, RandomPlay, Small, columns_of, pack, seed_tensors, with_nan
 
 DRAWS = range(24)
 VAL = 64
 Tensors = dict[str, Tensor]
 
 
-# -- float32 --------------------------------------------------------------------------------------------------------------
+# -- float32 ----------------------------------------------------------------------------------------------------------
 
 
-def pack_moments(table: Table, row: int, parameters: tuple[Tensors, Tensors, Tensors], steps: int, kept: Moments) -> None:
+def pack_moments(
+    table: Table, row: int, parameters: tuple[Tensors, Tensors, Tensors], steps: int, kept: Moments
+) -> None:
     """`parameters`: weights and both of Adam's averages, by name."""
     for tensors, into in zip(parameters, (kept.weights, kept.first, kept.second), strict=True):
         pack(table, row, tensors, into)
@@ -83,7 +85,8 @@ def test_an_epoch_from_the_same_state_gives_the_same_in_float32(device: str) -> 
     an evaluation of the same weights is compared instead.
     """
     family = Small(EVERYTHING, updates=lambda number: 4, val=VAL, horizon=10)
-    plain, stacked = GrowthEnv(family, len(DRAWS), rules=OPEN), StackedEnv(family, len(DRAWS), rules=OPEN, device=device)
+    plain = GrowthEnv(family, len(DRAWS), rules=OPEN)
+    stacked = StackedEnv(family, len(DRAWS), rules=OPEN, device=device)
     (_, masks), _ = plain.reset(DRAWS), stacked.reset(DRAWS)
     layouts, example = [str(draw.facts["layout"]) for draw in plain.draws], 100.0 / VAL + 1e-6
     play, without_norm = RandomPlay(layouts, seed=3), torch.tensor([not name.startswith("conv") for name in layouts])
@@ -110,7 +113,7 @@ def test_an_epoch_from_the_same_state_gives_the_same_in_float32(device: str) -> 
         assert close(torch.tensor([test.accuracy for test in tests]).double(), accuracy, 0.0, example)
 
 
-# -- nothing is shared ----------------------------------------------------------------------------------------------------
+# -- nothing is shared ------------------------------------------------------------------------------------------------
 
 
 def same_rows(a: EnvStep, b: EnvStep, rows: Tensor) -> None:
@@ -128,7 +131,7 @@ def test_a_network_that_breaks_leaves_its_neighbours_bit_identical(device: str) 
     sound = Small(EVERYTHING)
     ill = Small(EVERYTHING, change=lambda number, draw: with_nan(draw) if number in broken else draw)
     envs = [StackedEnv(family, len(DRAWS), rules=OPEN, device=device) for family in (sound, ill)]
-    masks = [env.reset(DRAWS)[1] for env in envs][0]
+    masks, _ = (env.reset(DRAWS)[1] for env in envs)
     play = RandomPlay([str(sound.draw(number).facts["layout"]) for number in DRAWS])
     stacks = [set(places.tolist()) for places in envs[0].engine.places]
     neighbours, faults, epochs = set(DRAWS) - set(broken), {}, []
@@ -167,7 +170,7 @@ def test_what_a_network_does_changes_no_other_network(device: str) -> None:
             assert found, name
 
 
-# -- what stays -----------------------------------------------------------------------------------------------------------
+# -- what stays -------------------------------------------------------------------------------------------------------
 
 
 def state_of(stack: Stack, row: int) -> list[Tensor]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+from side_by_side import DEVICES, EVERYTHING, ON_CUDA, OPEN, Differences, Small, Turns, compare_episodes, with_nan
 
 from esper.actions import BLENDS
 from esper.engine.stacked.seeds import BATCHED
@@ -22,12 +23,11 @@ from esper.tasks.disguised import Disguised
 from esper.tasks.family import Draw, Family
 from esper.tasks.mixed import KINDS, Mixed
 from esper.tasks.varied import Varied
-from side_by_side import DEVICES, EVERYTHING, ON_CUDA, OPEN, Differences, Small, Turns, compare_episodes, with_nan
 
 LIMIT = 1e-8
-"""Free-running, of losses near 1. Training losses and gradients agree to 1e-12; validation losses of convolutional hosts
-to 1e-9, because the bias of a seed before a batch norm has a gradient that is zero but for rounding: Adam divides it by
-its own size plus 1e-8, and what it makes of it shows in the running mean alone."""
+"""Free-running, of losses near 1. Training losses and gradients agree to 1e-12. Validation losses of hosts with a batch
+norm agree to 1e-9: the bias of a seed before a norm has a gradient that is zero but for rounding, which Adam divides by
+its own size plus 1e-8; what it makes of it shows in the running mean alone."""
 ONE_ULP = {"observation.overall": 1.2e-7, "observation.slots": 1.2e-7, "observation.costs": 1.2e-7, "reward": 1.2e-7}
 """Of numbers that are float32 in the end."""
 SORT_OF: dict[Layout, tuple[str, str]] = {
