@@ -136,7 +136,7 @@ class _Plans:
         plans = [draw() for draw in draws]  # each [horizon, updates, batch]
         epochs, updates = max(len(p) for p in plans), max(p.shape[1] for p in plans)
         padded = [F.pad(p, (0, 0, 0, updates - p.shape[1], 0, epochs - len(p))) for p in plans]
-        self._plan = torch.stack(padded, 2).to(device)  # [epochs, updates, N, batch] int16
+        self._plan = torch.stack(padded, 2).to(device)  # [epochs, updates, N, batch] int16 or int32
 
     def __call__(self, rows: Tensor, epoch: int) -> Tensor:
         return self._plan[epoch].index_select(1, rows).long()
@@ -145,8 +145,9 @@ class _Plans:
 def _minibatches(draw: Draw, batch: int) -> Tensor:
     task = draw.task
     generator = torch.Generator().manual_seed(draw.seed)
-    shape = (draw.horizon, task.updates_per_epoch, batch)
-    return torch.randint(len(task.splits.train), shape, generator=generator).to(torch.int16)
+    shape, examples = (draw.horizon, task.updates_per_epoch, batch), len(task.splits.train)
+    small = torch.int16 if examples <= 2**15 else torch.int32
+    return torch.randint(examples, shape, generator=generator).to(small)
 
 
 def _host_uniforms(seeds: Sequence[int], device: torch.device, rows: Tensor, count: int) -> Tensor:

@@ -24,8 +24,11 @@ from esper.env.stacked_env import StackedEnv
 from esper.growth.blueprints import LAYOUTS, Layout, blueprint_names
 from esper.lifecycle import IN_FORWARD, Rules, Stage
 from esper.tasks.data import Split, Splits
+from esper.tasks.disguised import Disguised
 from esper.tasks.family import Draw, Family
+from esper.tasks.mixed import Mixed
 from esper.tasks.registry import Task
+from esper.tasks.varied import Varied
 
 DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"))]
 LAYOUT_NAMES: tuple[Layout, ...] = tuple(LAYOUTS)
@@ -103,7 +106,22 @@ class Doubled:
         return replace(draw, task=doubled(draw.task))
 
 
-# -- what was played ------------------------------------------------------------------------------------------------------
+EVERYTHING = Turns(Mixed(), Disguised(), Varied(sorts=["series", "sequence", "image", "vector"]))
+
+
+def with_nan(draw: Draw) -> Draw:
+    """One training example is not a number: the one that is met last."""
+    task, train = draw.task, draw.task.splits.train
+    shape = (draw.horizon, task.updates_per_epoch * min(task.batch_size, len(train)))
+    plan = torch.randint(len(train), shape, generator=torch.Generator().manual_seed(draw.seed))  # as the feed draws it
+    met = [int((plan == example).any(1).int().argmax()) for example in range(len(train))]  # epochs
+    x = train.x.clone()
+    x[max(range(len(train)), key=lambda example: met[example])] = torch.nan
+    splits = Splits(Split(x, train.y), task.splits.val, task.splits.test, check=False)
+    return replace(draw, task=replace(task, splits=splits))
+
+
+# -- what was played --------------------------------------------------------------------------------------------------
 
 
 class RandomPlay:
@@ -179,7 +197,7 @@ class Coverage:
         self.kinds |= other.kinds
 
 
-# -- what is compared -----------------------------------------------------------------------------------------------------
+# -- what is compared -------------------------------------------------------------------------------------------------
 
 
 def columns_of(found: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -194,7 +212,7 @@ def columns_of(found: object, prefix: str = "") -> Iterator[tuple[str, Tensor]]:
 
 
 def largest_difference(a: Tensor, b: Tensor) -> float:
-    """Absolute, of numbers above 1 relative. NaN equals NaN, infinity itself; either is infinitely far from the rest."""
+    """Absolute; of numbers above 1, relative. NaN equals NaN; from any number it is infinitely far."""
     assert a.shape == b.shape, (a.shape, b.shape)
     same = (a == b) | (a.isnan() & b.isnan())
     size = torch.maximum(a.abs(), b.abs()).clamp(min=1.0).double()
@@ -266,7 +284,7 @@ def compare_episodes(
     return found, coverage
 
 
-# -- weights --------------------------------------------------------------------------------------------------------------
+# -- weights ----------------------------------------------------------------------------------------------------------
 
 
 def pack(table: Table, row: int, tensors: Mapping[str, Tensor], into: Tensor) -> None:

@@ -11,6 +11,7 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from side_by_side import DEVICES, ON_CUDA, pack, scrambled
 from torch import Tensor, nn
 from torch.testing import assert_close
 
@@ -24,7 +25,6 @@ from esper.tasks.hosts import Conv1dHost, Conv2dHost
 from esper.tasks.registry import Task
 from esper.tasks.stacking import stack_draws
 from esper.tasks.token_host import TokenHost
-from side_by_side import DEVICES, ON_CUDA, pack, scrambled
 
 CLASSES, BATCH, EXAMPLES = 4, 8, 20
 Host = tuple[partial[nn.Module], tuple[int, ...]]

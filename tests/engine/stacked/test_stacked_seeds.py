@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from side_by_side import DEVICES, LAYOUT_NAMES, ON_CUDA, pack, scrambled, seed_tensors
 from torch import Tensor
 from torch.testing import assert_close
 
@@ -16,7 +17,6 @@ from esper.engine.stacked.parameters import Table
 from esper.engine.stacked.seeds import BATCHED, Place
 from esper.growth.blueprints import Layout, SlotShape, blueprint_names, fitting
 from esper.growth.seed import Seed, parameter_count
-from side_by_side import DEVICES, LAYOUT_NAMES, ON_CUDA, pack, scrambled, seed_tensors
 
 CHANNELS = (6, 16, 9, 20, 33, 8, 3)
 """1, 2 and 4 heads; odd head sizes; fewer channels than a gate, a waist or a rank."""

@@ -96,8 +96,8 @@ class Updates:
         correction = (1.0 - BETA2**step).sqrt()
         self._same = bool((course.updates == updates).all())
         columns = [rate * correction / (1.0 - BETA1**step), EPSILON * correction, 1.0 - rate * course.weight_decay]
-        columns += [(1.0 - BETA1) * active.double(), (1.0 - BETA2) * active.double()]
-        columns += [(update == course.updates - 1).double()]
+        moving, last = active.double(), (update == course.updates - 1).double()
+        columns += [(1.0 - BETA1) * moving, (1.0 - BETA2) * moving, last]
         self._table = torch.stack(columns, -1).to(worked.weights.dtype)  # [updates, m, 6]
         self._steps = course.updates
 
