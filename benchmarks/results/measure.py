@@ -37,7 +37,8 @@ from esper.training.controls import (
     gather_controls,
     static_widths,
 )
-from esper.training.evaluation import EpisodeResult, Results, jobs_for, run_jobs
+from esper.training.evaluation import jobs_for, run_jobs
+from esper.training.results import EpisodeResult, Results
 from results.families import Photographs, Reseeded, transfer_families
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -8,14 +8,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.cli.options import claim_file, file_name, pick_workers, refuse_if_it_holds, results_folder
+from esper.cli.options import (
+    claim_file,
+    file_name,
+    pick_engine,
+    pick_workers,
+    refuse_if_it_holds,
+    results_folder,
+)
 from esper.cli.terminal import Progress, clock, styled, wide_console, with_interval
+from esper.config import EngineOption
 from esper.files import write_whole
 
 if TYPE_CHECKING:
     import torch
     from rich.console import Console
 
+    from esper.config import EngineName
     from esper.tasks.family import Family
     from esper.training.comparison import Comparison, Row
     from esper.training.statistics import Estimate
@@ -49,6 +58,8 @@ class Compare:
     """The text to learn, for the task `text`."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
+    engine: EngineOption = "auto"
+    """What trains the growing networks: auto is the fastest engine that can train all of the family's."""
 
     def run(self) -> int:
         return self.into(Path("compared") / f"{file_name(self.task)}-{self.seed}")
@@ -66,11 +77,15 @@ class Compare:
         family = family_of(self.task, data_dir=self.data_dir, text_file=self.text_file)
         family.draw(numbers[0], held_out=True)  # find out now, not in a worker, what cannot be drawn
         device = pick_device(self.device)
+        workers = pick_workers(self.workers, device.type)
+        engine, remarks = pick_engine(self.engine, family, device, numbers, workers)
         if self.json not in (None, "-"):
             claim_file(Path(str(self.json)), "--json")
         console = wide_console(stderr=self.json == "-")
+        for remark in remarks:
+            console.print(remark, style="dim", highlight=False, soft_wrap=True)
         with results_folder(self.out, usual) as out:
-            found = self._play(family, controllers, numbers, device, console)
+            found = self._play(family, controllers, numbers, device, engine, console)
             rows = summarise(found)
             facts = to_json(found, rows)
             written = _write(out, self.json, facts)
@@ -87,6 +102,7 @@ class Compare:
         controllers: dict[str, str],
         numbers: Sequence[int],
         device: torch.device,
+        engine: EngineName,
         console: Console,
     ) -> Comparison:
         from esper.training.comparison import compare
@@ -100,6 +116,7 @@ class Compare:
                 controls=self.controls,
                 workers=pick_workers(self.workers, device.type),
                 device=device,
+                engine=engine,
                 progress=watch.note,
                 stop=lambda: interrupt.requested,
             )
