@@ -130,54 +130,54 @@ def result_of_learner(
 
 def results_of_stacks(episodes: Episodes, engine: StackedEngine, seconds: Callable[[], float]) -> list[EpisodeResult]:
     """Of the episodes that an engine has just trained; `seconds` is the share of each, asked for at the end."""
-    tests = engine.evaluate_test()[0].tolist()
-    reports, draws = reports_of(episodes), episodes.draw.tolist()
-    columns, born = engine.columns, engine.born.tolist()
-    stage, blueprint, blend, size = (
-        getattr(columns, name).tolist() for name in ("stage", "blueprint", "blend", "size")
+    tests, reports, draws = engine.evaluate_test()[0].tolist(), reports_of(episodes), episodes.draw.tolist()
+    stages, alphas, kinds, blends, sizes = (
+        getattr(engine.columns, name).tolist() for name in ("stage", "alpha", "blueprint", "blend", "size")
     )
-    strength = columns.alpha.tolist()
-    names, found, share = blueprint_names(), {}, seconds()
+    planted, hosts = engine.born.tolist(), engine.host_parameters.long().tolist()
+    names, share, found = blueprint_names(), seconds(), {}
     for stack, places in zip(engine.stacks, engine.places, strict=True):
-        problems = stack.problems
-        for row, place in enumerate(places.tolist()):
-            acting = [
-                slot
-                for slot in range(stack.slots)
-                if Stage(stage[place][slot]) in IN_FORWARD and strength[place][slot] > 0.0
-            ]
-            shapes = slot_shapes(problems, row)
-            kept = tuple(
-                KeptSeed(f"stages.{i}", names[blueprint[place][i]], BLENDS[blend[place][i]], shapes[i]) for i in acting
-            )
-            host = int(engine.host_parameters[place])
-            parameters = host + sum(int(size[place][slot]) for slot in acting)
-            records = [info.record for info in reports[place]]
-            host_flops = _host_flops(problems, row)
-            per_epoch = problems.form.batch_size * int(problems.updates[row])
-            verdict = records[-1].verdict
-            found[place] = EpisodeResult(
-                number=draws[place],
-                facts=dict(problems.facts[row]) if problems.facts else {},
-                test_accuracy=tests[place],
-                val_accuracy=records[-1].measured.accuracy,
-                score=score(tests[place], parameters, host),
-                parameters=parameters,
-                host_parameters=host,
-                flops=host_flops + sum(seed_flops(seed.blueprint, seed.shape, seed.blend) for seed in kept),
-                host_flops=host_flops,
-                training_flops=training_flops(records, host_flops, shapes, per_epoch),
-                examples=per_epoch * len(records),
-                epochs=len(records),
-                horizon=int(problems.horizon[row]),
-                kept=kept,
-                unfinished=sum(Stage(stage[place][slot]) is not Stage.FOSSILIZED for slot in acting),
-                planted=born[place],
-                governor=None if verdict is None else verdict.message,
-                host_widths=tuple(problems.widths[row].tolist()),
+        for row, at in enumerate(places.tolist()):
+            shapes = slot_shapes(stack.problems, row)
+            acting = [i for i in range(stack.slots) if Stage(stages[at][i]) in IN_FORWARD and alphas[at][i] > 0.0]
+            kept = [KeptSeed(f"stages.{i}", names[kinds[at][i]], BLENDS[blends[at][i]], shapes[i]) for i in acting]
+            found[at] = _result_of_row(
+                stack.problems,
+                row,
+                [info.record for info in reports[at]],
+                tuple(kept),
+                number=draws[at],
+                test_accuracy=tests[at],
+                parameters=hosts[at] + sum(int(sizes[at][i]) for i in acting),
+                host_parameters=hosts[at],
+                unfinished=sum(Stage(stages[at][i]) is not Stage.FOSSILIZED for i in acting),
+                planted=planted[at],
                 seconds=share,
             )
-    return [found[place] for place in range(len(draws))]
+    return [found[at] for at in range(len(draws))]
+
+
+def _result_of_row(
+    problems: Problems, row: int, records: list[EpochRecord], kept: tuple[KeptSeed, ...], **known: Any
+) -> EpisodeResult:
+    """`known` is what the engine's columns say."""
+    host_flops, per_epoch = _host_flops(problems, row), problems.form.batch_size * int(problems.updates[row])
+    verdict = records[-1].verdict
+    return EpisodeResult(
+        facts=dict(problems.facts[row]) if problems.facts else {},
+        val_accuracy=records[-1].measured.accuracy,
+        score=score(known["test_accuracy"], known["parameters"], known["host_parameters"]),
+        flops=host_flops + sum(seed_flops(seed.blueprint, seed.shape, seed.blend) for seed in kept),
+        host_flops=host_flops,
+        training_flops=training_flops(records, host_flops, slot_shapes(problems, row), per_epoch),
+        examples=per_epoch * len(records),
+        epochs=len(records),
+        horizon=int(problems.horizon[row]),
+        kept=kept,
+        governor=None if verdict is None else verdict.message,
+        host_widths=tuple(problems.widths[row].tolist()),
+        **known,
+    )
 
 
 _HOST_FLOPS: dict[Any, int] = {}

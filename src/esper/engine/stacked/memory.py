@@ -18,9 +18,13 @@ from esper.tasks.problems import Problems
 
 STATE_COPIES = 2.5
 """What is kept (weights and two moments of each) is copied for an epoch, which needs gradients and masks besides."""
-ACTIVATIONS = {"cpu": 24.0, "cuda": 24.0}
+DATA_COPIES = {"cpu": 2, "cuda": 1}
+"""When episodes begin, draws and the stacks made of them are there at the same time; on a GPU the stacks alone."""
+ACTIVATIONS = {"cpu": 4.0, "cuda": 16.0}
 """Numbers that an update holds, for each number that the stages of a host put out: norms, seeds and their shadows, and
-what the backward pass needs of them. Measured, with random legal play on `mixed`."""
+what the backward pass needs of them. On a CPU one stack trains at a time: with 4, the estimate is 1.3 to 1.6 times the
+peak of random legal play (`mixed` with 96 networks, `mixed/vector` with 512). On a GPU stacks train side by side, in
+memory of their own; that figure is a guess."""
 EVALUATION_COPIES = 8
 """Activations that an evaluation's chunk holds at a time."""
 FLOAT = 4
@@ -53,7 +57,7 @@ def memory_of(groups: Sequence[tuple[Sequence[int], Problems]], device: torch.de
     problems = [some for _, some in groups]
     count = sum(map(len, problems))
     return Memory(
-        data=sum(some.bytes + _planned(some) for some in problems) / count,
+        data=DATA_COPIES[device.type] * sum(some.bytes + _planned(some) for some in problems) / count,
         state=STATE_COPIES * sum(len(some) * _state(some) for some in problems) / count,
         activations=ACTIVATIONS[device.type] * sum(len(some) * _put_out(some) for some in problems) / count,
         once=EVALUATION_COPIES * FLOAT * CHUNK_NUMBERS[device.type],
