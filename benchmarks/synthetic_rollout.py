@@ -12,15 +12,15 @@ from torch import Tensor
 
 from esper.actions import BLENDS, HEAD_NAMES, Op
 from esper.engine.epoch import EpochColumns
+from esper.engine.governor import FAULTS
 from esper.env.reward.config import TERMS
 from esper.env.reward.reward import RewardColumns
 from esper.env.reward.suspicion import KINDS
 from esper.env.spaces import ActionMasks, Observation
+from esper.env.step_facts import StepFacts
 from esper.growth.blueprints import blueprint_names
 from esper.lifecycle import LIVE, Rules, Stage
 from esper.rollout.episodes import Episodes, stack_steps
-from esper.engine.governor import FAULTS
-from esper.env.step_facts import StepFacts
 from esper.rollout.facts import Facts
 from esper.slot_columns import CONTRAST, SlotColumns
 

@@ -29,7 +29,8 @@ from esper.tasks.family import Family
 from esper.training.catalogue import policy_file
 from esper.training.comparison import Comparison, compare, host_training_flops, static_hosts
 from esper.training.controls import capacity_regret, control_jobs, from_scratch, gather_controls
-from esper.training.evaluation import EpisodeResult, Results, jobs_for, run_jobs
+from esper.training.evaluation import jobs_for, run_jobs
+from esper.training.results import EpisodeResult, Results
 from results.families import Photographs, Reseeded, transfer_families
 
 ROOT = Path(__file__).resolve().parents[2]

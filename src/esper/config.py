@@ -27,6 +27,10 @@ LARGEST_FILE = 2**20
 """Bytes of a configuration; a real one has a few hundred."""
 LARGEST_NUMBER = 2**63
 """Numbers beyond it fit neither a tensor nor SQLite, and far beyond it no float."""
+EngineName = Literal["eager", "graphs", "stacked"]
+"""What trains growing networks; see `training/engines.py`."""
+EngineOption = Literal["auto", "eager", "graphs", "stacked"]
+"""As a person gives it."""
 FORMER_NAMES = {"gamma": "discount", "family": "signal"}
 """Settings that older files have under another name."""
 

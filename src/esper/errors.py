@@ -39,3 +39,7 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", cutoff: f
     """A question with the known name that is most like `name`; `otherwise` if none is."""
     near = difflib.get_close_matches(name, list(known), n=1, cutoff=cutoff)
     return f"did you mean {near[0]!r}?" if near else otherwise
+
+
+class RefusedError(ValueError):
+    """What was asked for cannot be done here, whatever the data are: a command that is refused ends with 2."""

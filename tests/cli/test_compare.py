@@ -152,6 +152,7 @@ def test_ctrl_c_reports_what_is_complete(tmp_path: Path) -> None:
         start_new_session=True,
     )
     assert process.stdout is not None
+    assert process.stdout.readline().startswith("eager engine: ")
     first = process.stdout.readline()
     assert "episodes in" in first
     os.killpg(process.pid, signal.SIGINT)  # as a terminal does: to the workers, too

@@ -19,11 +19,11 @@ from tiny_family import TinyFamily
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 from esper.actions import Op
 from esper.cli import main
+from esper.engine.governor import FAULTS
 from esper.env.growth_env import GrowthEnv
 from esper.env.reward.suspicion import KINDS
 from esper.lifecycle import TRANSITIONS, Stage
 from esper.rollout.episodes import Episodes, join
-from esper.engine.governor import FAULTS
 from esper.rollout.facts import facts_of
 from esper.rollout.play import play
 from esper.rollout.render import render

@@ -33,16 +33,8 @@ from esper.training.controls import (
     static_widths,
     wider,
 )
-from esper.training.evaluation import (
-    EpisodeResult,
-    Job,
-    KeptSeed,
-    Results,
-    jobs_for,
-    run_job,
-    run_jobs,
-    seed_flops,
-)
+from esper.training.evaluation import Job, jobs_for, run_job, run_jobs
+from esper.training.results import EpisodeResult, KeptSeed, Results, seed_flops
 from esper.training.workers import WorkerError, _serve, in_processes
 from small_worlds import force
 

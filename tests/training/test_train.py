@@ -117,7 +117,7 @@ def test_precision_and_compilation_reach_the_environments_in_every_process(monke
 
     sent: list[PolicyPlayer] = []
     monkeypatch.setattr("esper.training.fleet.start_workers", lambda players: sent.extend(players) or [])
-    monkeypatch.setattr("esper.training.fleet.GrowthEnv", notice)
+    monkeypatch.setattr("esper.training.engines.GrowthEnv", notice)
     Trainer(replace(TINY, precision=Precision.BF16, compiled=True), workers=2).close()
     assert len(sent) == 2
     for player in sent:

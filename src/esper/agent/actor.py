@@ -45,9 +45,7 @@ class PolicyActor:
         self.state = self.network.initial_state(len(draws))
         self.generator.manual_seed(self.seed or 0)
 
-    def act(
-        self, situations: Sequence[Situation] | World, observation: Observation, masks: ActionMasks
-    ) -> Decisions:
+    def act(self, situations: Sequence[Situation] | World, observation: Observation, masks: ActionMasks) -> Decisions:
         out = self.forward(observation, masks)
         with torch.inference_mode():
             if self.seed is None:

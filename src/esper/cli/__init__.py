@@ -81,6 +81,7 @@ def _run(name: str, words: list[str]) -> int:
         if isinstance(error, UsageError):
             _say(f"esper {name}: {error}; `esper {name} --help` shows the options")
             return 2
+        from esper.errors import RefusedError
         from esper.telemetry.sinks import PackageMissingError
 
         # Bad input ends with one line that says what, where and what to do. A person who hunts a bug wants more.
@@ -89,7 +90,7 @@ def _run(name: str, words: list[str]) -> int:
             raise
         what = str(error) or type(error).__name__
         _say(f"esper {name}: {'out of memory: ' * isinstance(error, MemoryError)}{what}")
-        return 1
+        return 2 if isinstance(error, RefusedError) else 1
 
 
 LONGEST_LINE = 2_000

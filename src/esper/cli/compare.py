@@ -13,8 +13,17 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from esper.cli.options import by_default, claim_file, file_name, pick_workers, refuse_if_it_holds, results_folder
+from esper.cli.options import (
+    by_default,
+    claim_file,
+    file_name,
+    pick_engine,
+    pick_workers,
+    refuse_if_it_holds,
+    results_folder,
+)
 from esper.cli.terminal import Progress, clock, styled, wide_console, with_interval
+from esper.config import EngineOption
 from esper.env.rent import RENT_RATE
 from esper.files import write_whole
 from esper.training.interrupt import interruptible
@@ -22,6 +31,7 @@ from esper.training.interrupt import interruptible
 if TYPE_CHECKING:
     import torch
 
+    from esper.config import EngineName
     from esper.tasks.family import Family
     from esper.training.comparison import Comparison, Row
     from esper.training.statistics import Estimate
@@ -54,6 +64,8 @@ class Compare:
     """The text to learn, for the task `text`."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
+    engine: EngineOption = "auto"
+    """What trains the growing networks: auto is the fastest engine that can train all of the family's."""
 
     def run(self) -> int:
         return self.into(Path("compared") / f"{file_name(self.task)}-{self.seed}")
@@ -72,11 +84,15 @@ class Compare:
         family = family_of(self.task, data_dir=self.data_dir, text_file=self.text_file)
         family.draw(numbers[0], held_out=True)  # find out now, not in a worker, what cannot be drawn
         device = pick_device(self.device)
+        workers = pick_workers(self.workers, device.type)
+        engine, remarks = pick_engine(self.engine, family, device, numbers, workers)
         if self.json not in (None, "-"):
             claim_file(Path(str(self.json)), "--json")
         console = wide_console(stderr=self.json == "-")
+        for remark in remarks:
+            console.print(remark, style="dim", highlight=False, soft_wrap=True)
         with results_folder(self.out, usual) as out:
-            found = self._play(family, controllers, numbers, device, console)
+            found = self._play(family, controllers, numbers, device, engine, console)
             rows = summarise(found)
             facts = to_json(found, rows)
             written = _write(out, self.json, facts)
@@ -97,6 +113,7 @@ class Compare:
         controllers: dict[str, str],
         numbers: Sequence[int],
         device: torch.device,
+        engine: EngineName,
         console: Console,
     ) -> Comparison:
         from esper.training.comparison import compare
@@ -109,6 +126,7 @@ class Compare:
                 controls=self.controls,
                 workers=pick_workers(self.workers, device.type),
                 device=device,
+                engine=engine,
                 progress=watch.note,
                 stop=lambda: interrupt.requested,
             )

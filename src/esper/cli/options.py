@@ -23,10 +23,23 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast, get_args
 import tyro
 from tyro.constructors import ConstructorRegistry, PrimitiveConstructorSpec, PrimitiveTypeInfo
 
-from esper.config import ABOVE_0, COUNTS, SHARE, WITHIN_0_AND_1, Count, Range, check_number, special_kind
+from esper.config import (
+    ABOVE_0,
+    COUNTS,
+    SHARE,
+    WITHIN_0_AND_1,
+    Count,
+    EngineName,
+    EngineOption,
+    Range,
+    check_number,
+    special_kind,
+)
 
 if TYPE_CHECKING:
     import torch
+
+    from esper.tasks.family import Family
 
 _Config = TypeVar("_Config")
 
@@ -143,6 +156,21 @@ def _check_text(option: str, text: str) -> None:
 
 def pick_workers(wanted: int | None, device: str) -> int:
     return wanted or ((os.cpu_count() or 1) if device == "cpu" else 1)
+
+
+def pick_engine(
+    wanted: EngineOption, family: Family, device: torch.device, draws: Sequence[int], workers: int
+) -> tuple[EngineName, list[str]]:
+    """What trains the networks of these draws, and lines that say so. What cannot be had is refused."""
+    from esper.training.engines import check_memory, choose_engine
+    from esper.training.evaluation import batch_size
+
+    engine = choose_engine(wanted, family, device, first=draws[0])
+    if engine.name != "stacked":
+        return engine.name, [str(engine)]
+    batch = batch_size(engine.name, len(draws), device)
+    together = min(batch, len(draws)) * (workers if device.type == "cpu" else 1)
+    return engine.name, [str(engine), check_memory(family, together, device, first=draws[0])]
 
 
 def check_gpu_options(precision: str, compiled: bool, device: torch.device, *, resumed: bool = False) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import version
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -11,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from esper.cli.options import by_default, claim, pick_workers
+from esper.cli.options import by_default, claim, pick_engine, pick_workers
 from esper.cli.terminal import Progress, wide_console
+from esper.config import EngineOption
 from esper.training.interrupt import interruptible
 
 if TYPE_CHECKING:
@@ -40,8 +42,12 @@ class Record:
     """Another seed, other problems."""
     out: Path = Path("recording")
     """Folder of the recording; it is made, or added to."""
-    workers: Annotated[int | None, by_default("one per CPU core")] = None
+    workers: Annotated[int | None, by_default("one per CPU core, or one with a GPU")] = None
     """Processes that share the work. The episodes do not change."""
+    device: str = "auto"
+    """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
+    engine: EngineOption = "auto"
+    """What trains the growing networks: auto is the fastest engine that can train all of the family's."""
 
     def run(self) -> int:
         import torch
@@ -51,7 +57,8 @@ class Record:
         from esper.tasks.draws import TRAINING_DRAWS_PER_SEED
         from esper.tasks.family import get_family
         from esper.training.catalogue import make_controller
-        from esper.training.evaluation import jobs_for
+        from esper.training.evaluation import batch_size, jobs_for
+        from esper.training.own.grow import pick_device
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         made: dict[str, Controller] = {name: make_controller(path) for name, path in labelled(self.controllers).items()}
@@ -59,12 +66,17 @@ class Record:
         first = next_draw(self.out, growth_schema(), self.seed * TRAINING_DRAWS_PER_SEED)
         get_family(self.task).draw(first)  # find out now, not in a worker, what cannot be drawn
         draws = range(first, first + self.episodes)
-        jobs = jobs_for(self.task, made, draws, held_out=False, noise=self.noise)
+        device = pick_device(self.device)
+        workers = pick_workers(self.workers, device.type)
+        engine, remarks = pick_engine(self.engine, get_family(self.task), device, draws, workers)
+        batch = batch_size(engine, self.episodes, device)
+        jobs = jobs_for(self.task, made, draws, held_out=False, noise=self.noise, batch=batch, engine=engine)
         console = wide_console(stderr=False)
-        workers = min(pick_workers(self.workers, "cpu"), len(jobs))
+        for remark in remarks:
+            console.print(remark, style="dim", highlight=False, soft_wrap=True)
         with interruptible() as interrupt, Progress(console) as watch:
             total, done = self.episodes * len(made), 0
-            for part in _files(_played(jobs, workers, lambda: interrupt.requested)):
+            for part in _files(_played(jobs, min(workers, len(jobs)), str(device), lambda: interrupt.requested)):
                 self._append(part)
                 done += len(part)
                 watch.note(done, total, part.controllers[-1])
@@ -89,17 +101,18 @@ class Record:
         append(self.out, episodes, growth_schema(), provenance)
 
 
-def _played(jobs: list[Job], workers: int, stop: Any) -> Iterator[Episodes]:
+def _played(jobs: list[Job], workers: int, device: str, stop: Any) -> Iterator[Episodes]:
     from esper.training.evaluation import record_job
     from esper.training.workers import in_processes
 
     if workers > 1:
-        yield from (episodes for _, episodes in in_processes(record_job, jobs, workers, stop))
+        work = partial(record_job, device=device)
+        yield from (episodes for _, episodes in in_processes(work, jobs, workers, stop))
         return
     for job in jobs:
         if stop():
             return
-        yield record_job(job)
+        yield record_job(job, device)
 
 
 def _files(played: Iterator[Episodes]) -> Iterator[Episodes]:

@@ -61,7 +61,8 @@ class Train(ConfigOptions, TrainConfig):
     device: str = "auto"
     """cpu, cuda, …; auto is a GPU if there is one."""
     workers: Annotated[int | None, by_default("one per CPU core; one on a GPU")] = None
-    """Processes that share the environments. The results do not change."""
+    """Processes that share the environments. On a GPU one plays all of them, and with the stacked engine the others draw
+    problems. The results do not change."""
     profile: Path | None = None
     """Write torch profiler traces of the first updates to this folder."""
 
@@ -84,12 +85,14 @@ class Train(ConfigOptions, TrainConfig):
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         console = wide_console(stderr=False)
         device = pick_device(self.device)
-        workers = pick_workers(self.workers, device.type)
         started = time.perf_counter()
         with self._begin(device) as (folder, config, undo), deferred_gc(device):
             store = RunStore(folder.path / STORE_NAME)
             recorder = FanOut(StoreRecorder(store), *_sinks(folder.path, config))
-            trainer = Trainer(config, folder, recorder, workers=min(workers, config.envs), device=str(device))
+            workers, remarks = self._plan(config, device)
+            for remark in remarks:
+                console.print(remark, style="dim", highlight=False, soft_wrap=True)
+            trainer = Trainer(config, folder, recorder, workers=workers, device=str(device))
             try:
                 finished = self._train(console, trainer, store, undo)
             finally:
@@ -98,6 +101,7 @@ class Train(ConfigOptions, TrainConfig):
             again = shlex.join(["esper", "train", "--resume", str(folder.path)])
             console.print(f"Stopped after update {trainer.update}; continue with: {again}", soft_wrap=True)
             return 130
+        workers = pick_workers(self.workers, device.type)
         return self._judge(console, folder, config, workers, clock(time.perf_counter() - started))
 
     def _train(self, console: Console, trainer: Trainer, store: RunStore, undo: ExitStack) -> bool:
@@ -108,7 +112,7 @@ class Train(ConfigOptions, TrainConfig):
         if self.resume is not None and trainer.folder is not None:
             trainer.folder.keep_config(trainer.config)  # the next resume goes on with these settings
         store.rewind(trainer.update)  # what a killed run recorded after its last checkpoint will be done again
-        store.describe({"config": trainer.config.to_json()})
+        store.describe({"config": trainer.config.to_json(), "engine": str(trainer.engine)})
         store.begin_session(trainer.update, __version__)
         with interruptible() as interrupt, TrainWatch(console, trainer) as show, profiling(self.profile) as profile:
 
@@ -150,9 +154,26 @@ class Train(ConfigOptions, TrainConfig):
         """Refuse what this machine cannot run, and places where nothing can be written."""
         check_gpu_options(config.precision, config.compiled, device, resumed=self.resume is not None)
         config.family().draw(config.draw_ids(1)[0])
+        self._plan(config, device)
         _check_sinks(config)
         if self.profile is not None:
             claim(self.profile)
+
+    def _plan(self, config: TrainConfig, device: torch.device) -> tuple[int, list[str]]:
+        """How many workers there are, and lines about the engine and its memory. What cannot be had is refused."""
+        from esper.training.engines import check_memory, stack_size
+        from esper.training.loop import engine_of
+
+        family = config.family()
+        engine = engine_of(config, family, str(device))
+        workers = min(pick_workers(self.workers, device.type), config.envs)
+        if engine.name != "stacked":
+            return workers, [str(engine)]
+        size = min(config.envs, stack_size(config.envs, device))
+        together = min(config.envs, size * workers)
+        if device.type != "cpu":  # one process plays, and the other cores draw problems
+            workers = self.workers or max(1, pick_workers(None, "cpu") - 1)
+        return workers, [str(engine), check_memory(family, together, device, first=config.draw_ids(1)[0])]
 
     def _config(self) -> TrainConfig:
         if self.ppo.teacher_kl and self.init is None:
@@ -200,6 +221,7 @@ class Train(ConfigOptions, TrainConfig):
                 data_dir=None if config.data_dir is None else Path(config.data_dir),
                 text_file=None if config.text_file is None else Path(config.text_file),
                 device=self.device,
+                engine=config.engine,
             ).into(folder.path / "comparison")  # or comparison-2: a run that goes on is judged again
         files = [("--data-dir", config.data_dir), ("--text-file", config.text_file)]
         words = ["esper", "grow", "--task", config.task, "--controller", str(folder.path)]
@@ -266,7 +288,7 @@ class TrainWatch(Watch):
             self.live.update(self._table())
         else:
             cells = ", ".join(f"{name} {value}" for name, value in _cells(report).items())
-            self.console.print(f"{cells}, {self._left()} left", soft_wrap=True)
+            self.console.print(f"{cells}, {_rate(report)}{self._left()} left", soft_wrap=True)
 
     def _left(self) -> str:
         done = self.reports[-1].update - self.first
@@ -277,13 +299,19 @@ class TrainWatch(Watch):
         done, total = self.reports[-1].update, self.trainer.config.updates
         rows = [_cells(report) for report in self.reports[-self.ROWS :]]
         judged = any(report.evaluation is not None for report in self.reports)
-        table = Table(title=f"update {done} of {total}, {self._left()} left", box=None, padding=(0, 1, 0, 0))
+        speed = _rate(self.reports[-1])
+        table = Table(title=f"update {done} of {total}, {speed}{self._left()} left", box=None, padding=(0, 1, 0, 0))
         for name in rows[0]:
             if name != HELD_OUT or judged:
                 table.add_column(HEADINGS.get(name, name), justify="right", vertical="bottom", no_wrap=True)
         for row in rows:
             table.add_row(*list(row.values())[: len(table.columns)])
         return table
+
+
+def _rate(report: UpdateReport) -> str:
+    speed = report.metrics.get("steps_per_second")
+    return "" if speed is None else f"{speed:,.0f} steps/s, "
 
 
 def _cells(report: UpdateReport) -> dict[str, str]:

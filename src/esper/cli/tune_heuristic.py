@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from esper.cli.options import by_default, claim_file, pick_workers
+from esper.cli.options import by_default, claim_file, pick_engine, pick_workers
 from esper.cli.terminal import Progress, styled, wide_console, with_interval
+from esper.config import EngineOption
 from esper.files import write_whole
 from esper.training.interrupt import interruptible
 
 if TYPE_CHECKING:
+    from esper.config import EngineName
     from esper.training.comparison import Row
     from esper.training.tuning import Tuned
 
@@ -41,6 +43,8 @@ class TuneHeuristic:
     """Print the result as JSON instead of a table."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
+    engine: EngineOption = "auto"
+    """What trains the growing networks: auto is the fastest engine that can train all of the family's."""
 
     def run(self) -> int:
         from esper.tasks.draws import comparison_draws
@@ -55,7 +59,10 @@ class TuneHeuristic:
         claim_file(self.out, "--out", new=True)
         device = pick_device(self.device)
         workers = pick_workers(self.workers, device.type)
+        engine, remarks = pick_engine(self.engine, get_family(self.task), device, numbers, workers)
         console = wide_console(stderr=self.json)
+        for remark in remarks:
+            console.print(remark, style="dim", highlight=False, soft_wrap=True)
         with interruptible() as interrupt, Progress(console) as watch:
             tuned = tune(
                 self.task,
@@ -63,6 +70,7 @@ class TuneHeuristic:
                 seed=self.seed,
                 workers=workers,
                 device=device,
+                engine=engine,
                 progress=watch.note,
                 stop=lambda: interrupt.requested,
             )
@@ -71,14 +79,16 @@ class TuneHeuristic:
             f"best of {tuned.candidates} candidates; {tuned.steps:,} env-steps on training draws",
         ]
         write_whole(self.out, as_toml(tuned.settings, self.out.stem, remarks))
-        rows = [] if tuned.interrupted else self._judge(console, numbers, workers, device.type)
+        rows = [] if tuned.interrupted else self._judge(console, numbers, workers, device.type, engine)
         if self.json:
             print(json.dumps(_facts(tuned, rows, self.out), indent=1))
         else:
             _show(console, tuned, rows, self.out)
         return 130 if tuned.interrupted else 0
 
-    def _judge(self, console: Console, numbers: Sequence[int], workers: int, device: str) -> list[Row]:
+    def _judge(
+        self, console: Console, numbers: Sequence[int], workers: int, device: str, engine: EngineName
+    ) -> list[Row]:
         from esper.training.comparison import compare, summarise
 
         with Progress(console) as watch:
@@ -89,6 +99,7 @@ class TuneHeuristic:
                 controls=False,
                 workers=workers,
                 device=device,
+                engine=engine,
                 progress=watch.note,
             )
         return summarise(found)

@@ -26,6 +26,7 @@ from esper.env.world import World
 from esper.lifecycle import LIVE, Contrast, Rules, Stage
 from esper.slot_columns import CONTRAST, RULES
 
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """N episodes of at most T steps and S slots."""
@@ -88,7 +89,10 @@ def facts_from(steps: StepFacts, world: World, kinds: Sequence[str] = ()) -> Fac
     """Of episodes [N, T, …] that have just been played; `kinds` [N] are those of their problems, if they are known."""
     names = tuple(dict.fromkeys(kinds))
     host, count = world.path.new_zeros(len(world.path)), world.slots.present.sum(1)
-    own = [tuple(world.paths[i] for i in row[:slots]) for row, slots in zip(world.path.tolist(), count.tolist(), strict=True)]
+    own = [
+        tuple(world.paths[i] for i in row[:slots])
+        for row, slots in zip(world.path.tolist(), count.tolist(), strict=True)
+    ]
     paths = tuple(dict.fromkeys(own))
     host = torch.tensor([paths.index(one) for one in own], device=world.path.device)
     kind = torch.tensor([names.index(one) for one in kinds] or [-1] * len(own), device=world.path.device)

@@ -99,9 +99,7 @@ class ControllerActor:
         self._explorer = RandomLegal()
         self._explorer.reset(draws)
 
-    def act(
-        self, situations: Sequence[Situation] | World, observation: Observation, masks: ActionMasks
-    ) -> Decisions:
+    def act(self, situations: Sequence[Situation] | World, observation: Observation, masks: ActionMasks) -> Decisions:
         if isinstance(situations, World):
             return self._act_on_columns(situations, observation, masks)
         decided = self.controller.decide(situations)

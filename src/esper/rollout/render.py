@@ -16,7 +16,7 @@ from torch import Tensor
 
 from esper.actions import Effect, Op
 from esper.engine.eager import EpochRecord
-from esper.engine.governor import Fault, Verdict
+from esper.engine.governor import FAULTS, Fault, Verdict
 from esper.engine.learner import TrainReport
 from esper.engine.measure import Evaluation
 from esper.env.learner_env import RewardStep, StepInfo
@@ -25,7 +25,6 @@ from esper.env.reward.config import TERMS
 from esper.env.reward.suspicion import KINDS, Finding
 from esper.lifecycle import ENTERED_BY_ITSELF, GATES, LIVE, Contrast, Stage, Transition
 from esper.rollout.episodes import Episodes, map_tensors, named_tensors
-from esper.engine.governor import FAULTS
 from esper.rollout.facts import Facts
 from esper.slot_columns import RULES
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -15,12 +16,16 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from esper.growth.blueprints import Layout
+from esper.growth.blueprints import Layout, SlotShape, Visibility
+from esper.tasks.data import Split
 from esper.tasks.family import Draw, Family
 from esper.tasks.hosts import Conv1dHost, Conv2dHost
 from esper.tasks.problems import Form, Problems
 from esper.tasks.registry import cross_entropy, percent_correct
 from esper.tasks.token_host import TokenHost
+
+LARGEST_DATA = 2**15 - 1
+"""Training examples of a problem: what the plan of minibatches counts to (int16)."""
 
 
 def why_not_stacked(draw: Draw) -> str:
@@ -31,14 +36,16 @@ def why_not_stacked(draw: Draw) -> str:
         return f"its host is {getattr(host, '__name__', host)}, which has no stacked form"
     if task.augment:
         return "its images are cropped and flipped"
+    if len(task.splits.train) > LARGEST_DATA:
+        return f"it has more than {LARGEST_DATA:,} training examples, and each network of a stack holds its own"
     if task.loss is not cross_entropy or task.score is not percent_correct:
         return "its loss or its score is not that of a classification"
     return ""
 
 
-def form_of(draw: Draw) -> Form:
-    """What the draw's host has in common with those that it can be stacked with."""
-    task, config = draw.task, _config(draw)
+def form_of(draw: Draw, config: dict[str, Any] | None = None) -> Form:
+    """What the draw's host has in common with those that it can be stacked with; `config` is the host's, if known."""
+    task, config = draw.task, config or _config(draw)
     x, batch = task.splits.train.x, min(task.batch_size, len(task.splits.train))
     stages, classes = len(config["widths"]), len(task.labels)
     if _host_class(draw) is TokenHost:
@@ -69,26 +76,35 @@ class BatchedFamily(Protocol):
     ) -> list[tuple[list[int], Problems]]: ...
 
 
-def stack_draws(draw_ids: Sequence[int], draws: Sequence[Draw], device: torch.device | str = "cpu") -> list[tuple[list[int], Problems]]:
+def stack_draws(
+    draw_ids: Sequence[int], draws: Sequence[Draw], device: torch.device | str = "cpu"
+) -> list[tuple[list[int], Problems]]:
     """The draws sorted by form: for each form the places of its draws, and the problems."""
-    places: dict[tuple[Form, int, int], list[int]] = {}
-    for place, draw in enumerate(draws):
-        splits = draw.task.splits
-        places.setdefault((form_of(draw), len(splits.val), len(splits.test)), []).append(place)
-    return [
-        (some, _problems(form, [draw_ids[i] for i in some], [draws[i] for i in some], torch.device(device)))
-        for (form, _, _), some in places.items()
-    ]
-
-
-def _problems(form: Form, draw_ids: Sequence[int], draws: Sequence[Draw], device: torch.device) -> Problems:
     configs = [_config(draw) for draw in draws]
+    places: dict[tuple[Form, int, int], list[int]] = {}
+    for place, (draw, config) in enumerate(zip(draws, configs, strict=True)):
+        splits = draw.task.splits
+        places.setdefault((form_of(draw, config), len(splits.val), len(splits.test)), []).append(place)
+    made = []
+    for (form, _, _), some in places.items():
+        ids, own = [draw_ids[i] for i in some], [draws[i] for i in some]
+        made.append((some, _problems(form, ids, own, [configs[i] for i in some], torch.device(device))))
+    return made
+
+
+def _problems(
+    form: Form,
+    draw_ids: Sequence[int],
+    draws: Sequence[Draw],
+    configs: Sequence[dict[str, Any]],
+    device: torch.device,
+) -> Problems:
     stages = form.stages
     is_map = form.layout.startswith("conv")
     bends = [[c.get("activation", True)] * stages if is_map else c["bends"] for c in configs]
     tasks = [draw.task for draw in draws]
     splits = {
-        name: _padded([_channels_last(getattr(t.splits, name).x, is_map) for t in tasks], [getattr(t.splits, name).y for t in tasks], device)
+        name: _padded([getattr(task.splits, name) for task in tasks], is_map, device)
         for name in ("train", "val", "test")
     }
 
@@ -97,7 +113,7 @@ def _problems(form: Form, draw_ids: Sequence[int], draws: Sequence[Draw], device
 
     whole, real = torch.int64, torch.float64
     seeds = [draw.seed for draw in draws]
-    plans = [partial(_minibatches, draw, form.batch_size) for draw in draws]
+    plans = [_minibatches(draw, form.batch_size) for draw in draws]
     return Problems(
         form=form,
         draw=column(draw_ids, whole),
@@ -121,25 +137,30 @@ def _problems(form: Form, draw_ids: Sequence[int], draws: Sequence[Draw], device
         val_y=splits["val"][1],
         test_x=splits["test"][0],
         test_y=splits["test"][1],
-        minibatches=_Plans(plans, device),
-        host_uniforms=partial(_host_uniforms, seeds, device),
-        seed_uniforms=partial(_seed_uniforms, seeds, device),
+        minibatches=Plans.of(plans, device),
+        host_uniforms=HostUniforms(seeds, device),
+        seed_uniforms=SeedUniforms(seeds, device),
         facts=tuple(dict(draw.facts) for draw in draws),
     )
 
 
-class _Plans:
+@dataclass(frozen=True, slots=True, eq=False)
+class Plans:
     """The minibatches of some draws, as `TensorFeed` draws them: all epochs of a network from one generator, so they
-    are drawn once, when the network's first epoch is asked for."""
+    are drawn with the problem."""
 
-    def __init__(self, draws: Sequence[partial[Tensor]], device: torch.device) -> None:
-        plans = [draw() for draw in draws]  # each [horizon, updates, batch]
+    plan: Tensor
+    """[epochs, updates, N, batch] int16 or int32"""
+
+    @classmethod
+    def of(cls, plans: Sequence[Tensor], device: torch.device) -> Plans:
+        """Each [horizon, updates, batch]."""
         epochs, updates = max(len(p) for p in plans), max(p.shape[1] for p in plans)
         padded = [F.pad(p, (0, 0, 0, updates - p.shape[1], 0, epochs - len(p))) for p in plans]
-        self._plan = torch.stack(padded, 2).to(device)  # [epochs, updates, N, batch] int16 or int32
+        return cls(torch.stack(padded, 2).to(device))
 
     def __call__(self, rows: Tensor, epoch: int) -> Tensor:
-        return self._plan[epoch].index_select(1, rows).long()
+        return self.plan[epoch].index_select(1, rows).long()
 
 
 def _minibatches(draw: Draw, batch: int) -> Tensor:
@@ -150,14 +171,27 @@ def _minibatches(draw: Draw, batch: int) -> Tensor:
     return torch.randint(examples, shape, generator=generator).to(small)
 
 
-def _host_uniforms(seeds: Sequence[int], device: torch.device, rows: Tensor, count: int) -> Tensor:
-    return _uniforms([seeds[row] for row in rows.tolist()], count, device)
+@dataclass(frozen=True, slots=True)
+class HostUniforms:
+    """What the hosts' first weights are made of: `task_learner` seeds torch with the draw's seed."""
+
+    seeds: list[int]
+    device: torch.device
+
+    def __call__(self, rows: Tensor, count: int) -> Tensor:
+        return _uniforms([self.seeds[row] for row in rows.tolist()], count, self.device)
 
 
-def _seed_uniforms(seeds: Sequence[int], device: torch.device, rows: Tensor, born: Tensor, count: int) -> Tensor:
-    """`GrowingModel.germinate` seeds torch with the network's seed and the number of the seed."""
-    chosen = zip(rows.tolist(), born.tolist(), strict=True)
-    return _uniforms([seeds[row] * 1_000_003 + number for row, number in chosen], count, device)
+@dataclass(frozen=True, slots=True)
+class SeedUniforms:
+    """The same for seeds: `GrowingModel.germinate` seeds torch with the network's seed and the number of the seed."""
+
+    seeds: list[int]
+    device: torch.device
+
+    def __call__(self, rows: Tensor, born: Tensor, count: int) -> Tensor:
+        chosen = zip(rows.tolist(), born.tolist(), strict=True)
+        return _uniforms([self.seeds[row] * 1_000_003 + number for row, number in chosen], count, self.device)
 
 
 def _uniforms(seeds: Sequence[int], count: int, device: torch.device) -> Tensor:
@@ -175,8 +209,9 @@ def _sizes(x: Tensor, is_map: bool) -> list[int]:
     return list(x.shape[2:] if is_map else x.shape[1:-1])
 
 
-def _padded(xs: Sequence[Tensor], ys: Sequence[Tensor], device: torch.device) -> tuple[Tensor, Tensor]:
+def _padded(splits: Sequence[Split], is_map: bool, device: torch.device) -> tuple[Tensor, Tensor]:
     """Zeros up to the most examples, the largest sizes and the most features."""
+    xs, ys = [_channels_last(split.x, is_map) for split in splits], [split.y for split in splits]
     shape = [max(sizes) for sizes in zip(*(x.shape for x in xs), strict=True)]
     x = torch.zeros((len(xs), *shape))
     y = torch.zeros((len(ys), shape[0]), dtype=torch.int64)
@@ -197,3 +232,28 @@ def _config(draw: Draw) -> dict[str, Any]:
         host: nn.Module = draw.task.make_host()
     config: dict[str, Any] = host.config  # type: ignore[assignment]
     return config
+
+
+def plain_host(problems: Problems, row: int) -> nn.Module:
+    """The host of one problem as a module of its own, on the current device, with weights from torch's random state."""
+    form, stages = problems.form, problems.form.stages
+    features = int(problems.features[row])
+    widths, kernels, pools, bends, attends = (
+        getattr(problems, name)[row].tolist() for name in ("widths", "kernels", "pools", "bends", "attends")
+    )
+    if not form.layout.startswith("conv"):
+        return TokenHost(features, widths, form.classes, bends, attends, pools)
+    if len(set(bends)) > 1:
+        raise ValueError(f"stages with and without a ReLU are no plain host: {bends} of {stages} stages")
+    kind = Conv1dHost if form.layout == "conv1d" else Conv2dHost
+    return kind(features, widths, kernels, form.classes, pools, form.pooling, form.norm, bends[0])
+
+
+def slot_shapes(problems: Problems, row: int) -> list[SlotShape]:
+    """What passes through each slot of one problem's host."""
+    form, sizes, shapes = problems.form, problems.sizes[row], []
+    for width, pool in zip(problems.widths[row].tolist(), problems.pools[row].tolist(), strict=True):
+        visibility: Visibility = "causal" if form.layout == "sequence" else "both"  # of seeds of sequences in a stack
+        shapes.append(SlotShape(form.layout, width, tuple(sizes.tolist()), visibility))
+        sizes = sizes // pool
+    return shapes

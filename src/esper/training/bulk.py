@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 
 from esper.actions import HEAD_NAMES, Op
+from esper.engine.governor import FAULTS
 from esper.env.reward.config import TERMS
 from esper.env.reward.suspicion import KINDS
 from esper.growth.blueprints import blueprint_names
 from esper.lifecycle import Stage
 from esper.rollout.episodes import Episodes
-from esper.engine.governor import FAULTS
 from esper.rollout.facts import Facts
 from esper.rollout.render import fault_message
 from esper.telemetry.records import EpisodeColumns

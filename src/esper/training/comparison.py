@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from esper.config import EngineName
 from esper.env.rent import RENT_RATE
 from esper.policy.controller import Controller, RuleController
 from esper.tasks.family import Family
@@ -27,7 +28,8 @@ from esper.training.controls import (
     gather_controls,
     static_widths,
 )
-from esper.training.evaluation import PASSES, EpisodeResult, Job, Results, jobs_for, run_jobs
+from esper.training.evaluation import Job, batch_size, jobs_for, run_jobs
+from esper.training.results import PASSES, EpisodeResult, Results
 from esper.training.statistics import (
     Estimate,
     Floats,
@@ -111,18 +113,21 @@ def compare(
     scratch_of: str | None = None,
     workers: int = 1,
     device: torch.device | str = "cpu",
+    engine: EngineName | None = None,
     progress: OnProgress | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Comparison:
     """Run the controllers on held-out draws, then the controls that their results call for.
 
-    `scratch_of`: whose networks are trained from scratch; the default is the best growing controller's.
+    `scratch_of`: whose networks are trained from scratch; the default is the best growing controller's. `engine` trains
+    the networks that controllers grow; None is the per-network one of the device, as for controls.
     """
     started = time.perf_counter()
     expected = len(numbers) * (len(controllers) + (CONTROLS_EXPECTED if controls else 0))
     meter = _Meter(progress or (lambda done, total, what: None), expected)
     made = {label: make_controller(who) if isinstance(who, str) else who for label, who in controllers.items()}
-    jobs = jobs_for(family, controllers, numbers)
+    batch = batch_size(engine, len(numbers), device)
+    jobs = jobs_for(family, controllers, numbers, batch=batch, engine=engine)
     results = run_jobs(jobs, workers=workers, device=device, progress=meter.note, stop=stop)
     found = Comparison(
         family=family if isinstance(family, str) else family.name,

@@ -21,7 +21,8 @@ from esper.env.rent import score
 from esper.growth.graft import graft
 from esper.growth.seed import Seed
 from esper.tasks.family import Draw, Family, get_family
-from esper.training.evaluation import PASSES, EpisodeResult, Job, KeptSeed, Results
+from esper.training.evaluation import Job
+from esper.training.results import PASSES, EpisodeResult, KeptSeed, Results
 
 WIDTH_RATIOS = (1.5, 2.5, 4.0, 8.0)
 """Parameters of the wider hosts, as multiples of the draw's own. Growth beyond the last one is judged by the last."""

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -31,6 +32,7 @@ from esper.telemetry.profiler import PhaseTimers
 from esper.telemetry.recorder import RunRecorder
 from esper.telemetry.records import Event, Level
 from esper.training.bulk import BULK, SAMPLED
+from esper.training.engines import Engine, choose_engine
 from esper.training.fleet import Fleet, seeds_for
 from esper.training.journal import Journal, RolloutSummary
 from esper.training.run_folder import RunFolder
@@ -71,19 +73,26 @@ class Trainer:
         device: str = "cpu",
         family: BoundedFamily | None = None,
     ) -> None:
-        """`family` stands in for the one that the configuration names, for problems that have no name."""
+        """`family` stands in for the one that the configuration names, for problems that have no name.
+
+        `workers` play episodes; where a GPU plays all of them as stacks, they draw the next problems.
+        """
         self.config = config
         self.folder = folder
         self.recorder = recorder or RunRecorder()
         self.timers = PhaseTimers()
         family = family or config.family()
+        self.engine = engine_of(config, family, device)
+        ahead = self.engine.name == "stacked" and torch.device(device).type != "cpu"
         self.fleet = Fleet(
             family,
             config.envs,
             reward=config.reward,
             slots=family.slots,
             device=device,
-            workers=workers,
+            workers=1 if ahead else workers,
+            drawers=workers if ahead else 0,
+            engine=self.engine.name,
             precision=config.precision,
             compiled=config.compiled,
         )
@@ -174,7 +183,7 @@ class Trainer:
     # -- one update ---------------------------------------------------------------------------------------------------
 
     def _one_update(self) -> UpdateReport:
-        update = self.update + 1
+        update, began = self.update + 1, perf_counter()
         episodes = self.collect(update)
         with self.timers("telemetry"):
             assert episodes.value is not None
@@ -187,7 +196,8 @@ class Trainer:
         diagnostics = learnt.events(update)
         for event in diagnostics:
             self.recorder.event(event)
-        metrics = learnt | watch.metrics() | rollout.metrics() | self.timers.drain()
+        metrics = learnt | watch.metrics() | rollout.metrics() | self.timers.drain() | self.fleet.seconds()
+        metrics["steps_per_second"] = rollout.steps / (perf_counter() - began)
         if not all(math.isfinite(metrics[name]) for name in ("policy_loss", "value_loss")):
             raise TrainingBrokenError(f"the agent's loss became non-finite in update {update}; lower its learning rate")
         broken = first_non_finite(self.agent.state_dict())  # the losses are from before the last step
@@ -219,6 +229,9 @@ class Trainer:
     def collect(self, update: int) -> Episodes:
         """One episode of every environment, played by copies of the policy."""
         draws = self.config.draw_ids(update)
+        self.fleet.prepare(draws)
+        if update < self.config.updates:
+            self.fleet.prepare(self.config.draw_ids(update + 1))
         with self.timers("environment"):
             return self.fleet.play(self._policy(), draws, seeds=seeds_for(self.config.seed, update, len(draws)))
 
@@ -236,6 +249,7 @@ class Trainer:
         draws = range(FIRST_EVALUATED, FIRST_EVALUATED + self.config.evaluation_episodes)
         with self.timers("evaluation"):
             episodes = self.fleet.play(self._policy(), draws, held_out=True)
+            self.fleet.seconds()  # the phases of a rollout are logged without those of evaluations
             return fmean(Journal(self.recorder, update, EVALUATION).note(episodes).scores)
 
     def _save(self, update: int) -> None:
@@ -251,6 +265,14 @@ class Trainer:
                 "blueprints": blueprint_names(),  # what the numbers of the blueprint head stand for
             }
             self.folder.save(self.agent, data, self.config.keep)
+
+
+def engine_of(config: TrainConfig, family: BoundedFamily, device: str) -> Engine:
+    """What trains the networks of such a run."""
+    first = config.draw_ids(1)[0]
+    return choose_engine(
+        config.engine, family, device, first=first, precision=config.precision, compiled=config.compiled
+    )
 
 
 def make_agent(config: TrainConfig, device: str = "cpu") -> PPOAgent:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.agent.config import PPOConfig
-from esper.config import COUNTS, SHARE, check_ranges, read_small, settings_from
+from esper.config import COUNTS, SHARE, EngineOption, check_ranges, read_small, settings_from
 from esper.engine.precision import Precision
 from esper.env.reward import DISCOUNT, RewardConfig, check_discount
 from esper.tasks.draws import TRAINING_DRAWS_PER_SEED
@@ -40,6 +40,8 @@ class TrainConfig:
     """Least probability of a legal choice, in every head: what is never tried is never learnt about."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
+    engine: EngineOption = "auto"
+    """What trains the growing networks: auto is the fastest engine that can train all of the family's."""
     precision: Precision = Precision.FP32
     """How precisely a GPU trains the growing networks."""
     compiled: bool = False

@@ -14,12 +14,14 @@ from dataclasses import dataclass, fields
 import numpy as np
 import torch
 
+from esper.config import EngineName
 from esper.env.rent import score
 from esper.policy.controller import Controller
 from esper.policy.heuristic import ROTATION, Heuristic, HeuristicSettings
 from esper.tasks.draws import COMPARISON_DRAWS_PER_SEED
 from esper.tasks.family import Family, get_family
-from esper.training.evaluation import EpisodeResult, Job, Results, jobs_for, run_jobs
+from esper.training.evaluation import Job, batch_size, jobs_for, run_jobs
+from esper.training.results import EpisodeResult, Results
 
 KEEP = 3
 """One candidate in this many goes on to the next round."""
@@ -101,6 +103,7 @@ def tune(
     seed: int = 0,
     workers: int = 1,
     device: torch.device | str = "cpu",
+    engine: EngineName | None = None,
     progress: Callable[[int, int, str], None] | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Tuned:
@@ -118,7 +121,8 @@ def tune(
         cost = len(search.survivors) * sum(drawn.draw(number).horizon for number in numbers)
         if search.steps + cost > budget_steps:
             break
-        jobs = jobs_for(family, search.controllers(), numbers, held_out=False)
+        batch = batch_size(engine, len(numbers), device)
+        jobs = jobs_for(family, search.controllers(), numbers, held_out=False, batch=batch, engine=engine)
         found = run_jobs(jobs, workers=workers, device=device, progress=search.note, stop=stop)
         if stop():  # a round that was cut short decides nothing
             break

@@ -11,12 +11,13 @@ from collections.abc import Sequence
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.actions import BLENDS, Op
 from esper.engine.epoch import EpochColumns
 from esper.engine.governor_columns import GovernorColumns
 from esper.engine.stacked.composition import Lives
+from esper.engine.stacked.export import plain_network
 from esper.engine.stacked.stack import Measured, Stack
 from esper.engine.stacked.training import EpochOfUpdates, Trained
 from esper.growth.blueprints import LAYOUTS, blueprint_names
@@ -239,6 +240,26 @@ class StackedEngine:
             measured = self._measure_kept(i, np.arange(len(places)), lives, test=True)
             accuracy[places], loss[places] = measured.accuracy, measured.loss
         return accuracy, loss
+
+    def export(self, row: int) -> nn.Module:
+        """The network of this row, as it is now, as a plain module on the CPU that gives the same outputs."""
+        found = [i for i, places in enumerate(self._places_cpu) if row in places]
+        if not found:
+            raise IndexError(f"there are {self.networks} networks, numbered from 0; there is no {row}")
+        stack, names = self.stacks[found[0]], blueprint_names()
+        local = int(np.flatnonzero(self._places_cpu[found[0]] == row)[0])
+        columns = self.columns
+        acting = self._lives().acting[row, : stack.slots]
+        kept = [
+            (
+                int(slot),
+                names[int(columns.blueprint[row, slot])],
+                BLENDS[int(columns.blend[row, slot])],
+                float(columns.alpha[row, slot]),
+            )
+            for slot in np.flatnonzero(acting)
+        ]
+        return plain_network(stack, local, kept)
 
     def _measure_kept(self, stack: int, local: np.ndarray, lives: Lives, *, test: bool = False) -> Measured:
         """Networks as they are kept, without contrasts."""

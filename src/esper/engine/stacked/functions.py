@@ -52,7 +52,6 @@ class Extent:
     counts: Tensor
     """[V, 1, …]: numbers that a norm sees; of a batch norm without the batch."""
 
-
     def of(self, rows: Tensor) -> Extent:
         mask, valid = (None if one is None else one[rows] for one in (self.mask, self.valid))
         return Extent(self.widths[rows], self.extents[rows], self.columns, mask, valid, self.counts[rows])
@@ -128,7 +127,9 @@ def _norm(
     if affine is None:
         return normed, normed, rstd
     shift = spread(affine[1], x)
-    y = torch.addcmul(shift if extent.valid is None or not examples else shift * extent.valid, normed, spread(affine[0], x))
+    y = torch.addcmul(
+        shift if extent.valid is None or not examples else shift * extent.valid, normed, spread(affine[0], x)
+    )
     return y.relu_() if relu else y, normed, rstd
 
 

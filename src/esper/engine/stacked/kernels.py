@@ -387,7 +387,13 @@ def batch_norm(
 
 
 def batch_norm_backward(
-    dy: Tensor, x: Tensor, affine: tuple[Tensor, Tensor], mean: Tensor, variance: Tensor, shape: tuple[Any, ...], relu: bool
+    dy: Tensor,
+    x: Tensor,
+    affine: tuple[Tensor, Tensor],
+    mean: Tensor,
+    variance: Tensor,
+    shape: tuple[Any, ...],
+    relu: bool,
 ) -> tuple[Tensor, Tensor, Tensor]:
     networks, count, batch, channels = x.shape
     dx, dw = torch.empty_like(x), torch.empty_like(mean)

@@ -18,6 +18,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from esper.engine.stacked.functions import Depthwise, Extent, Norm, Patches, spread
 
+
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Each position by itself."""
     flat = x.reshape(x.shape[0], -1, x.shape[-1])

@@ -82,10 +82,7 @@ class StackedPass:
         self._head = self.hosts.head_constants(everyone[-1])
         names = blueprint_names()
         self._parts = [
-            [
-                chosen(known.seed_constants(slot, names[part.blueprint]), rows[part.networks])
-                for part in found.parts
-            ]
+            [chosen(known.seed_constants(slot, names[part.blueprint]), rows[part.networks]) for part in found.parts]
             for slot, found in enumerate(composition.slots)
         ]
         self._gates = [
@@ -105,13 +102,17 @@ class StackedPass:
         constant = leaves.host.detach()
         h = x
         for stage in range(hosts.form.stages):
-            weights = _with_again(hosts.tables[stage], pieces[stage], hosts.piece(constant, stage), self.composition.variants[stage])
+            weights = _with_again(
+                hosts.tables[stage], pieces[stage], hosts.piece(constant, stage), self.composition.variants[stage]
+            )
             given = None if statistics is None or not statistics else statistics[stage]
             h, found = hosts.stage(stage, weights, self._stages[stage], h, given)
             if found is not None:
                 seen.append(found)
             h = hosts.pool(stage, self._after[stage], self._slot(stage, leaves, h))
-        weights = _with_again(hosts.tables[-1], pieces[-1], hosts.piece(constant, len(hosts.tables) - 1), self.composition.variants[-1])
+        weights = _with_again(
+            hosts.tables[-1], pieces[-1], hosts.piece(constant, len(hosts.tables) - 1), self.composition.variants[-1]
+        )
         return hosts.head(weights, self._head, h), seen
 
     def _slot(self, slot: int, leaves: Leaves, h: Tensor) -> Tensor:
@@ -139,7 +140,11 @@ class StackedPass:
             name = blueprint_names()[part.blueprint]
             batched, table = self.known.blueprints[name], self.known.tables[slot][name]
             weights = _with_again(table, leaf, leaf.detach(), part.again)
-            inputs = torch.cat([young, acting]) if part.incubating and len(acting) else (young if part.incubating else acting)
+            inputs = (
+                torch.cat([young, acting])
+                if part.incubating and len(acting)
+                else (young if part.incubating else acting)
+            )
             out = batched.forward(weights, constants, inputs).to(inputs.dtype)  # in bfloat16, sums of both are float32
             shadow, changed = out.split([part.incubating, len(out) - part.incubating])
             shadows.append(shadow)

@@ -188,7 +188,9 @@ def _squeeze(w: Weights, k: Constants, h: Tensor) -> Tensor:
     return h * scale.view(len(h), *[1] * (h.dim() - 3), *scale.shape[1:])
 
 
-def _conv(name: str, place: Place, outputs: Axis, inputs: Axis, kernel: int, **settings: float | bool) -> list[Parameter]:
+def _conv(
+    name: str, place: Place, outputs: Axis, inputs: Axis, kernel: int, **settings: float | bool
+) -> list[Parameter]:
     taps = [place.fixed(kernel)] * len(place.sizes)
     fan_in = inputs.true * kernel ** len(place.sizes)
     return weight_and_bias(name, (outputs, inputs, *taps), fan_in, **settings)  # type: ignore[arg-type]

@@ -131,7 +131,9 @@ class Stack:
         p = self.problems
         updates = p.updates[rows]
         made = self.host.steps[rows]
-        return Course(p.learning_rate[rows].double(), p.weight_decay[rows].double(), updates, updates * p.horizon[rows], made)
+        return Course(
+            p.learning_rate[rows].double(), p.weight_decay[rows].double(), updates, updates * p.horizon[rows], made
+        )
 
     def compose(self, lives: Lives, *, removals: bool) -> Composition:
         return compose(lives, removals=removals, device=self.device, dtype=self.dtype)
@@ -167,7 +169,9 @@ class Stack:
         return _contrasts(loss, torch.cat(correct, 1), composition, self.slots)
 
     def _chunk(self, rows: int, count: int) -> int:
-        widest = max(math.prod(sizes) * width for sizes, width in zip(self.hosts.sizes, self.hosts.padded, strict=False))
+        widest = max(
+            math.prod(sizes) * width for sizes, width in zip(self.hosts.sizes, self.hosts.padded, strict=False)
+        )
         # As many parts of equal size as needed: a last part of other size would be another shape to prepare for.
         parts = max(1, math.ceil(rows * count * widest / CHUNK_NUMBERS[self.device.type]))
         return max(1, math.ceil(count / parts))

@@ -116,7 +116,9 @@ class EpochOfUpdates:
         y = self._y.index_select(0, index).view(shape)[self.networks]  # [rows of the pass, batch]
         with self.stack.arithmetic():
             out, seen = self.run_pass(self.leaves, x, None)
-        losses = F.cross_entropy(out.to(self.stack.dtype).flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
+        losses = (
+            F.cross_entropy(out.to(self.stack.dtype).flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
+        )
         gradients = torch.autograd.grad(losses.sum(), self.leaves.all())
         with torch.no_grad():
             active = self.active.index_select(0, self.counter)[0]
@@ -184,6 +186,10 @@ class EpochOfUpdates:
             was_running, was_private = self.stack.statistics(self.rows, stage)
             for name in ("mean", "variance"):
                 ok = healthy[:, None]
-                getattr(running, name)[self.rows] = torch.where(ok, getattr(of_networks, name), getattr(was_running, name))
+                getattr(running, name)[self.rows] = torch.where(
+                    ok, getattr(of_networks, name), getattr(was_running, name)
+                )
                 ok = ok[:, None]
-                getattr(private, name)[self.rows] = torch.where(ok, getattr(of_shadows, name), getattr(was_private, name))
+                getattr(private, name)[self.rows] = torch.where(
+                    ok, getattr(of_shadows, name), getattr(was_private, name)
+                )

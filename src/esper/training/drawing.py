@@ -1,0 +1,71 @@
+"""Problems that are drawn ahead, by processes of their own, while the networks of the last ones still train.
+
+A draw of the first families costs a core 1 to 10 ms, and a GPU that plays thousands of networks would wait for it.
+Which process draws what changes nothing: a chunk of draws is the same problems everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+
+import torch
+
+from esper.tasks.family import Family
+from esper.tasks.joining import Groups, join_groups
+from esper.tasks.stacking import stacked_problems
+from esper.training.shared_memory import Shared, SharedMemory
+from esper.training.workers import as_they_finish, start_workers
+
+CHUNK = 64
+"""Draws of one job: some dozens of megabytes."""
+
+_Key = tuple[tuple[int, ...], bool]
+"""Draw ids, and whether they are held out."""
+
+
+class _Drawer:
+    """What a worker runs."""
+
+    def __init__(self, family: Family) -> None:
+        self._family, self._memory = family, SharedMemory()
+
+    def __call__(self, job: _Key) -> Shared:
+        return self._memory.share(stacked_problems(self._family, job[0], held_out=job[1]))
+
+
+class DrawAhead:
+    """Processes that draw; a thread of this one collects what they made."""
+
+    def __init__(self, family: Family, workers: int) -> None:
+        self._crew = start_workers([_Drawer(family)] * workers)
+        self._thread = ThreadPoolExecutor(1, "draw-ahead")
+        self._ahead: dict[_Key, Future[list[Groups]]] = {}
+        self._closed = False
+
+    def prepare(self, draws: Sequence[int], *, held_out: bool = False) -> None:
+        """Begin to draw these, after those that were asked for before."""
+        key = (tuple(draws), held_out)
+        if key not in self._ahead:
+            self._ahead[key] = self._thread.submit(self._draw, key)
+
+    def problems(self, draws: Sequence[int], held_out: bool, device: torch.device) -> Groups:
+        """As `stacked_problems`; waits for what is not there yet."""
+        self.prepare(draws, held_out=held_out)
+        return join_groups(self._ahead.pop((tuple(draws), held_out)).result(), device)
+
+    def close(self) -> None:
+        self._closed = True
+        self._thread.shutdown(cancel_futures=True)
+        for worker in self._crew:
+            worker.close()
+
+    def _draw(self, key: _Key) -> list[Groups]:
+        draws, held_out = key
+        jobs = [(draws[start : start + CHUNK], held_out) for start in range(0, len(draws), CHUNK)]
+        made: dict[int, Groups] = {}
+        for index, shared in as_they_finish(self._crew, jobs, stop=lambda: self._closed):
+            made[index] = shared.open()  # before its worker gets another job
+        if len(made) < len(jobs):
+            raise RuntimeError("the processes that draw problems were ended")
+        return [made[index] for index in range(len(jobs))]

@@ -1,0 +1,149 @@
+"""Which engine trains the networks of a family: chosen here, for every command.
+
+- *eager*: network by network, any host, any device.
+- *graphs*: the same as CUDA graphs, on a GPU.
+- *stacked*: all networks of one form as one (`engine/stacked`): generated families whose hosts have a stacked form.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from esper.config import EngineName, EngineOption
+from esper.engine.precision import Precision
+from esper.engine.stacked.memory import available, memory_of
+from esper.env.growth_env import GrowthEnv
+from esper.env.stacked_env import StackedEnv
+from esper.errors import RefusedError
+from esper.tasks.family import Family
+from esper.tasks.stacking import BatchedFamily, form_of, stacked_problems, why_not_stacked
+
+FEWEST, MOST = 16, 64
+"""Networks of a stack on a CPU. A step of 16 costs 230 ms of a core and each further one 5 (dense hosts, measured), so
+larger stacks are better for a core and smaller ones for many cores."""
+PARTS = 16
+"""Into so many stacks a CPU divides what is to be played, if that leaves at least `FEWEST` in each."""
+ROUND = 8
+"""Draws by which a family is judged that has no `round`."""
+GIGABYTE = 1e9
+
+
+@dataclass(frozen=True, slots=True)
+class Engine:
+    """What was chosen, and why."""
+
+    name: EngineName
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} engine: {self.reason}"
+
+
+def choose_engine(
+    wanted: EngineOption,
+    family: Family,
+    device: torch.device | str,
+    *,
+    first: int = 0,
+    precision: Precision = Precision.FP32,
+    compiled: bool = False,
+) -> Engine:
+    """The engine for the draws of a family from `first` on; one that was asked for and cannot be had is refused."""
+    where = torch.device(device)
+    plain = per_network(where)
+    if wanted == "graphs" and where.type != "cuda":
+        raise RefusedError(f"--engine graphs needs a GPU, and {where} is none: leave it out, or name a GPU")
+    if wanted in ("eager", "graphs"):
+        return Engine(wanted, "asked for")
+    refusal, layouts = _survey(family, first)
+    refusal = _unsuited(precision, compiled) or refusal
+    if wanted == "stacked":
+        if refusal:
+            raise RefusedError(f"--engine stacked cannot train {family.name}: {refusal}; use --engine auto")
+        return Engine("stacked", "asked for")
+    if refusal:
+        return Engine(plain, refusal)
+    if where.type == "cuda":
+        return Engine("stacked", "all hosts have a stacked form")
+    if others := sorted(layouts - {"dense"}):
+        return Engine(plain, f"stacks of {', '.join(others)} hosts are not faster on a CPU")
+    return Engine("stacked", "all hosts are dense")
+
+
+def per_network(device: torch.device | str) -> EngineName:
+    """For networks that cannot be stacked."""
+    return "graphs" if torch.device(device).type == "cuda" else "eager"
+
+
+def _unsuited(precision: Precision, compiled: bool) -> str:
+    if compiled:
+        return "stacks are not compiled"
+    return "stacks have no tf32" if precision is Precision.TF32 else ""
+
+
+def _round(family: Family, first: int) -> range:
+    return range(first, first + getattr(family, "round", ROUND))
+
+
+def _survey(family: Family, first: int) -> tuple[str, set[str]]:
+    """The first kind of problem that cannot be stacked, with the reason (empty if all can), and the hosts' layouts."""
+    if isinstance(family, BatchedFamily):
+        made = family.problems(_round(family, first), held_out=False, device="cpu")
+        return "", {problems.form.layout for _, problems in made}
+    layouts: set[str] = set()
+    for number in _round(family, first):
+        draw = family.draw(number)
+        if refusal := why_not_stacked(draw):
+            return f"{draw.facts.get('kind', 'its problem')}: {refusal}", layouts
+        layouts.add(form_of(draw).layout)
+    return "", layouts
+
+
+# -- how many networks make a stack ------------------------------------------------------------------------------------
+
+
+def stack_size(networks: int, device: torch.device | str) -> int:
+    """Networks of one stack, by how many there are and nothing else: the last bits of a result depend on it, and must
+    not depend on how many processes share the work. A GPU takes all at once."""
+    if torch.device(device).type != "cpu":
+        return networks
+    return max(FEWEST, min(MOST, math.ceil(networks / PARTS)))
+
+
+def check_memory(family: Family, networks: int, device: torch.device | str, *, first: int = 0) -> str:
+    """What so many networks at a time need, in words; more than there is room for are refused."""
+    where = torch.device(device)
+    memory = memory_of(stacked_problems(family, _round(family, first), held_out=False), where)
+    needed, room = memory.of(networks), available(where)
+    what = f"{networks:,} networks at a time need about {needed / GIGABYTE:.1f} GB"
+    there = f"{where} has {room / GIGABYTE:.1f} GB left"
+    if needed > room:
+        fits = memory.fits(room)
+        raise RefusedError(f"{what}, and {there}: there is room for {fits:,} (--envs, --workers or --engine)")
+    parts = (("data", memory.data), ("weights and optimizer", memory.state), ("activations", memory.activations))
+    shares = ", ".join(f"{name} {networks * part / GIGABYTE:.1f}" for name, part in parts)
+    return f"{what} ({shares}); {there}"
+
+
+# -- environments ------------------------------------------------------------------------------------------------------
+
+
+def make_env(
+    engine: EngineName, family: Family, size: int, device: torch.device | str = "cpu", **settings: Any
+) -> GrowthEnv | StackedEnv:
+    """An environment of `size` networks; `settings` are its own."""
+    if engine == "stacked":
+        settings.pop("compiled", None)
+        return StackedEnv(family, size, device=device, **settings)
+    settings.pop("source", None)
+    return GrowthEnv(family, size, device=device, graphs=engine == "graphs", **settings)
+
+
+def parts_of(draws: Sequence[int], size: int) -> list[tuple[int, ...]]:
+    """The draws in stacks of this size; the last may be smaller."""
+    return [tuple(draws[start : start + size]) for start in range(0, len(draws), size)]
