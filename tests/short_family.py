@@ -19,6 +19,8 @@ class ShortFamily:
     def draw(self, number: int, *, held_out: bool = False) -> Draw:
         drawn = self.base.draw(number, held_out=held_out)
         splits = drawn.task.splits
-        parts = [Split(one.x[: self.examples], one.y[: self.examples]) for one in (splits.train, splits.val, splits.test)]
+        parts = [
+            Split(one.x[: self.examples], one.y[: self.examples]) for one in (splits.train, splits.val, splits.test)
+        ]
         task = replace(drawn.task, splits=Splits(*parts, check=False), updates_per_epoch=2)
         return replace(drawn, task=task, horizon=self.horizon - number % 2)

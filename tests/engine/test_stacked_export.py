@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
-from short_family import ShortFamily
 
 from esper.engine.stacked.engine import StackedEngine
 from esper.env.stacked_env import StackedEnv
 from esper.growth.graft import Grafted
 from esper.lifecycle import Rules
 from esper.policy.controller import RandomLegal
+from short_family import ShortFamily
 
 QUICK = Rules(training_epochs=1, gradient_activity=0.0, shadow_benefit=-1e9, blending_epochs=3, contribution=-1e9)
 

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from short_family import ShortFamily
 from tiny_family import TinyFamily
 
 from esper.cli import main
@@ -24,6 +23,7 @@ from esper.training.loop import Trainer
 from esper.training.results import EpisodeResult
 from esper.training.run_folder import RunFolder
 from esper.training.train_config import TrainConfig
+from short_family import ShortFamily
 
 VECTORS = ShortFamily("mixed/vector")
 CONFIG = TrainConfig(task="mixed/vector", envs=20, updates=2, evaluate_every=2, evaluation_episodes=3)
@@ -135,9 +135,7 @@ def test_drawing_ahead_changes_nothing() -> None:
     policy, draws = trainer._policy(), CONFIG.draw_ids(1)
     played = []
     for drawers in (0, 2):
-        fleet = Fleet(
-            VECTORS, 20, reward=CONFIG.reward, slots=VECTORS.slots, drawers=drawers, engine="stacked"
-        )
+        fleet = Fleet(VECTORS, 20, reward=CONFIG.reward, slots=VECTORS.slots, drawers=drawers, engine="stacked")
         fleet.prepare(draws)
         fleet.prepare(CONFIG.draw_ids(2))  # never played
         played.append(fleet.play(policy, draws, seeds=seeds_for(0, 1, 20)))

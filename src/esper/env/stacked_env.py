@@ -27,7 +27,6 @@ from esper.tasks.problems import Problems
 from esper.tasks.stacking import stacked_problems
 from esper.telemetry.profiler import PhaseTimers
 
-
 Source = Callable[[Sequence[int], bool, torch.device], list[tuple[list[int], Problems]]]
 """(draw ids, held out, device) → problems, as `stacked_problems` gives them."""
 
@@ -70,9 +69,7 @@ class StackedEnv:
         with self._phase("reset"):
             return self.start(self._source(draws, self.held_out, self.device))
 
-    def _drawn(
-        self, draws: Sequence[int], held_out: bool, device: torch.device
-    ) -> list[tuple[list[int], Problems]]:
+    def _drawn(self, draws: Sequence[int], held_out: bool, device: torch.device) -> list[tuple[list[int], Problems]]:
         return stacked_problems(self.family, draws, held_out=held_out, device=device)
 
     def start(self, groups: Sequence[tuple[Sequence[int], Problems]]) -> tuple[Observation, ActionMasks]:

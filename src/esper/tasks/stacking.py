@@ -24,7 +24,6 @@ from esper.tasks.problems import Form, Problems
 from esper.tasks.registry import cross_entropy, percent_correct
 from esper.tasks.token_host import TokenHost
 
-
 LARGEST_DATA = 2**15 - 1
 """Training examples of a problem: what the plan of minibatches counts to (int16)."""
 

@@ -69,4 +69,3 @@ class DrawAhead:
         if len(made) < len(jobs):
             raise RuntimeError("the processes that draw problems were ended")
         return [made[index] for index in range(len(jobs))]
-

@@ -92,9 +92,7 @@ class _TimedActor(PolicyActor):
         super().__init__(*given)
         self.timers = PhaseTimers()
 
-    def act(
-        self, situations: Sequence[Situation] | World, observation: Observation, masks: ActionMasks
-    ) -> Decisions:
+    def act(self, situations: Sequence[Situation] | World, observation: Observation, masks: ActionMasks) -> Decisions:
         with self.timers("policy"):
             return super().act(situations, observation, masks)
 

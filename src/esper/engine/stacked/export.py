@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -20,9 +20,11 @@ def plain_network(stack: Stack, row: int, kept: list[tuple[int, str, str, float]
     shapes = slot_shapes(stack.problems, row)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"):
         host = plain_host(stack.problems, row).to(stack.dtype)
-        bodies = [(slot, Seed(blueprint, shapes[slot], blend).body.to(stack.dtype)) for slot, blueprint, blend, _ in kept]
+        bodies = [
+            (slot, Seed(blueprint, shapes[slot], blend).body.to(stack.dtype)) for slot, blueprint, blend, _ in kept
+        ]
     _load(host, stack.hosts.table.state_dict(stack.host.weights, row) | _statistics(stack, row))
-    places = []
+    places: list[tuple[str, nn.Module, float, dict[str, Any]]] = []
     for (slot, blueprint, blend, alpha), (_, body) in zip(kept, bodies, strict=True):
         _load(body, _seed(stack, row, slot, blueprint, gated=blend == "gated"))
         places.append((f"stages.{slot}", body, alpha, {}))
@@ -49,7 +51,9 @@ def _statistics(stack: Stack, row: int) -> dict[str, Tensor]:
 
 def _load(module: nn.Module, weights: dict[str, Tensor]) -> None:
     """Every tensor of the module but the count of batches, which a norm of fixed momentum does not use."""
-    there = {name: weight.cpu() for name, weight in weights.items() if weight.numel()}  # what other networks have is empty
+    there = {
+        name: weight.cpu() for name, weight in weights.items() if weight.numel()
+    }  # what other networks have is empty
     missing, unknown = module.load_state_dict(there, strict=False)
     wrong = [name for name in missing if not name.endswith("num_batches_tracked")] + list(unknown)
     if wrong:
