@@ -1,7 +1,7 @@
 """Do the stacked and the per-network engine judge controllers alike? Both play the same held-out draws.
 
-Prints, for each controller, the mean score by each engine and their paired difference with a 95 % interval. Engines that
-differ by rounding alone have differences around 0.
+Prints, for each controller, the mean score by each engine and their paired difference with a 95 % interval. Engines
+that differ by rounding alone have differences around 0.
 
     python benchmarks/stacked.py --task mixed --controllers none,heuristic,small --episodes 48
 """

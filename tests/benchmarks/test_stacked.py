@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from short_family import ShortFamily
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
