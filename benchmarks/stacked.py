@@ -1,7 +1,7 @@
 """Do the stacked and the per-network engine judge controllers alike? Both play the same held-out draws.
 
-Prints, for each controller, the mean score by each engine and their paired difference with a 95 % interval, which the
-difference between two engines that round differently must contain 0 in.
+Prints, for each controller, the mean score by each engine and their paired difference with a 95 % interval. Engines
+that differ by rounding alone have differences around 0.
 
     python benchmarks/stacked.py --task mixed --controllers none,heuristic,small --episodes 48
 """
@@ -17,6 +17,7 @@ import torch
 
 from esper.config import EngineName
 from esper.tasks.draws import comparison_draws
+from esper.tasks.family import Family
 from esper.training.comparison import compare
 from esper.training.engines import per_network
 from esper.training.statistics import Estimate, bootstrap, mean, paired
@@ -39,16 +40,21 @@ class Agreement:
 
     @property
     def within_noise(self) -> bool:
-        return self.difference.low <= 0.0 <= self.difference.high
+        low, high = self.difference.low, self.difference.high
+        return low is not None and high is not None and low <= 0.0 <= high
 
     def __str__(self) -> str:
-        said = f"{self.difference.value:+.2f} ({self.difference.low:+.2f} to {self.difference.high:+.2f})"
-        accuracy = f"{self.accuracy.value:+.2f} ({self.accuracy.low:+.2f} to {self.accuracy.high:+.2f})"
-        return f"{self.controller:14s}{self.stacked:9.2f}{self.plain:13.2f}   {said:26s}{accuracy}"
+        score, accuracy = _said(self.difference), _said(self.accuracy)
+        return f"{self.controller:14s}{self.stacked:9.2f}{self.plain:13.2f}   {score:26s}{accuracy}"
+
+
+def _said(found: Estimate) -> str:
+    between = "" if found.low is None else f" ({found.low:+.2f} to {found.high:+.2f})"
+    return f"{found.value:+.2f}{between}"
 
 
 def agreement(
-    task: str,
+    task: Family | str,
     controllers: Mapping[str, str],
     numbers: Sequence[int],
     *,

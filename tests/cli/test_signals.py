@@ -58,6 +58,7 @@ def test_a_signal_to_all_processes_of_a_training_run_loses_nothing(tmp_path: Pat
         start_new_session=True,
     )
     assert process.stdout is not None
+    assert process.stdout.readline().startswith("eager engine: ")
     assert "update 1," in process.stdout.readline()
     os.killpg(process.pid, signal.SIGTERM)
     output, _ = process.communicate(timeout=60)

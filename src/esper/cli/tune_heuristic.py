@@ -61,8 +61,6 @@ class TuneHeuristic:
         workers = pick_workers(self.workers, device.type)
         engine, remarks = pick_engine(self.engine, get_family(self.task), device, numbers, workers)
         console = wide_console(stderr=self.json)
-        for remark in remarks:
-            console.print(remark, style="dim", highlight=False, soft_wrap=True)
         with interruptible() as interrupt, Progress(console) as watch:
             tuned = tune(
                 self.task,
@@ -74,6 +72,8 @@ class TuneHeuristic:
                 progress=watch.note,
                 stop=lambda: interrupt.requested,
             )
+        for remark in remarks:  # not before: the budget may be refused
+            console.print(remark, style="dim", highlight=False, soft_wrap=True)
         remarks = [
             f"esper tune-heuristic --task {self.task} --budget-steps {self.budget_steps} --seed {self.seed}",
             f"best of {tuned.candidates} candidates; {tuned.steps:,} env-steps on training draws",

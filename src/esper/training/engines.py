@@ -30,7 +30,6 @@ PARTS = 16
 """Into so many stacks a CPU divides what is to be played, if that leaves at least `FEWEST` in each."""
 ROUND = 8
 """Draws by which a family is judged that has no `round`."""
-GIGABYTE = 1e9
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +119,18 @@ def check_memory(family: Family, networks: int, device: torch.device | str, *, f
     where = torch.device(device)
     memory = memory_of(stacked_problems(family, _round(family, first), held_out=False), where)
     needed, room = memory.of(networks), available(where)
-    what = f"{networks:,} networks at a time need about {needed / GIGABYTE:.1f} GB"
-    there = f"{where} has {room / GIGABYTE:.1f} GB left"
+    what = f"{networks:,} networks at a time need about {_size(needed)}"
+    there = f"{where} has {_size(room)} left"
     if needed > room:
         fits = memory.fits(room)
         raise RefusedError(f"{what}, and {there}: there is room for {fits:,} (--envs, --workers or --engine)")
     parts = (("data", memory.data), ("weights and optimizer", memory.state), ("activations", memory.activations))
-    shares = ", ".join(f"{name} {networks * part / GIGABYTE:.1f}" for name, part in parts)
+    shares = ", ".join(f"{name} {_size(networks * part)}" for name, part in parts)
     return f"{what} ({shares}); {there}"
+
+
+def _size(count: float) -> str:
+    return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
 # -- environments ------------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """Frozen controllers on numbered draws of a family: what each of them makes of the same problems.
 
 Every controller gets the same draws: the same data, host, first weights and minibatches. A result depends on its draw
-and its controller alone: not on the batch it ran in, not on the process. The test set is looked at once, at the end.
+and its controller alone, not on the process; per-network engines make it independent of the batch it ran in, too, and
+a stack is always made of the same draws (`batch_size`). The test set is looked at once, at the end.
 """
 
 from __future__ import annotations

@@ -126,6 +126,7 @@ class Fleet:
         if workers > 1 and not on_cpu:
             log.warning("on a GPU one process plays all environments: of %d workers, none is started", workers)
         settings = {"reward": reward, "slots": slots, "precision": precision, "compiled": compiled}
+        workers = min(workers, -(-size // self._together))  # no more than there are jobs
         local = workers == 1 or not on_cpu
         draws_ahead = local and drawers > 0 and self._stacked and not isinstance(family, BatchedFamily)
         self._ahead = DrawAhead(family, drawers) if draws_ahead else None
@@ -133,8 +134,7 @@ class Fleet:
             settings["source"] = self._ahead.problems
         player = PolicyPlayer(family, engine, device, **settings)
         self._local = player if local else None
-        jobs = -(-size // self._together)
-        self._workers: list[Worker] = [] if local else start_workers([player] * min(workers, jobs))
+        self._workers: list[Worker] = [] if local else start_workers([player] * workers)
         self._timers = PhaseTimers()
 
     def prepare(self, draws: Sequence[int]) -> None:

@@ -9,6 +9,7 @@ import io
 import mmap
 import os
 import pickle
+import sys
 from dataclasses import dataclass
 from typing import Any
 
@@ -62,7 +63,7 @@ class SharedMemory:
         if self._held is not None:
             os.close(self._held)
             self._held = None
-        if not hasattr(os, "memfd_create"):
+        if sys.platform != "linux":
             return Shared(pickle.dumps(answer), (), "")
         buffers: list[pickle.PickleBuffer] = []
         file = io.BytesIO()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -24,7 +24,7 @@ def plain_network(stack: Stack, row: int, kept: list[tuple[int, str, str, float]
             (slot, Seed(blueprint, shapes[slot], blend).body.to(stack.dtype)) for slot, blueprint, blend, _ in kept
         ]
     _load(host, stack.hosts.table.state_dict(stack.host.weights, row) | _statistics(stack, row))
-    places = []
+    places: list[tuple[str, nn.Module, float, dict[str, Any]]] = []
     for (slot, blueprint, blend, alpha), (_, body) in zip(kept, bodies, strict=True):
         _load(body, _seed(stack, row, slot, blueprint, gated=blend == "gated"))
         places.append((f"stages.{slot}", body, alpha, {}))
