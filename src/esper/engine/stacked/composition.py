@@ -55,7 +55,7 @@ class Lives:
     @property
     def removable(self) -> NDArray[np.bool_]:
         """Acting, and not kept for good: what a leave-one-out is measured of."""
-        return self.acting & (self.stage != Stage.FOSSILIZED)
+        return np.logical_and(self.acting, self.stage != Stage.FOSSILIZED)
 
 
 @dataclass(frozen=True, slots=True)

@@ -106,13 +106,13 @@ class EpochOfUpdates:
         networks = self.composition.variants[stage]
         return networks, self.composition.variant_slots[: len(networks)]
 
-    # -- one update ------------------------------------------------------------------------------------------------------
+    # -- one update ----------------------------------------------------------------------------------------------------
 
     def update(self) -> None:
         """The update whose number is in `counter`."""
         index = (self.plan.index_select(0, self.counter)[0] + self._first).flatten()
         shape = (len(self.rows), -1)
-        x = self._x.index_select(0, index).unflatten(0, shape).to(self.stack.dtype).movedim(1, -2)
+        x = torch.unflatten(self._x.index_select(0, index), 0, shape).to(self.stack.dtype).movedim(1, -2)
         y = self._y.index_select(0, index).view(shape)[self.networks]  # [rows of the pass, batch]
         with self.stack.arithmetic():
             out, seen = self.run_pass(self.leaves, x, None)
@@ -140,7 +140,7 @@ class EpochOfUpdates:
         for _ in range(self.updates):
             self.update()
 
-    # -- the end ---------------------------------------------------------------------------------------------------------
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     def statistics(self, stage: int) -> tuple[Statistics, Statistics]:
         """As `Stack.statistics`, after the updates."""
