@@ -1,14 +1,20 @@
-"""Do the stacked and the per-network engine judge controllers alike? Both play the same held-out draws.
+"""The stacked engine beside the per-network ones: how fast it is, and whether it judges controllers alike.
 
-Prints, for each controller, the mean score by each engine and their paired difference with a 95 % interval. Engines
-that differ by rounding alone have differences around 0.
+    python benchmarks/stacked.py speed --device cpu
+    python benchmarks/stacked.py speed --device cuda --task mixed --networks 4096 --precision bf16
+    python benchmarks/stacked.py agreement --task mixed --controllers none,heuristic,small --episodes 48
 
-    python benchmarks/stacked.py --task mixed --controllers none,heuristic,small --episodes 48
+`speed` on a CPU: both engines play the same networks with the same random legal actions, in one process; the ratio is of
+process times. On a GPU: whole episodes with resets, evaluation and the controller's own passes, problems drawn ahead by
+other processes; steps are counted for networks whose episode goes on. Exits with 1 where a limit is missed.
+`agreement`: for each controller, the mean score by each engine and their paired difference with a 95 % interval.
 """
 
 from __future__ import annotations
 
 import argparse
+import os
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -16,9 +22,17 @@ import numpy as np
 import torch
 
 from esper.config import EngineName
+from esper.engine.precision import Precision
+from esper.env.growth_env import GrowthEnv
+from esper.env.stacked_env import StackedEnv
+from esper.policy.controller import RandomLegal
+from esper.rollout.play import ControllerActor, play
 from esper.tasks.draws import comparison_draws
-from esper.tasks.family import Family
+from esper.tasks.family import Family, get_family
+from esper.tasks.stacking import BatchedFamily
+from esper.training.catalogue import make_controller
 from esper.training.comparison import compare
+from esper.training.drawing import DrawAhead
 from esper.training.engines import per_network
 from esper.training.statistics import Estimate, bootstrap, mean, paired
 
@@ -92,18 +106,114 @@ def show(rows: Sequence[Agreement]) -> None:
     print(f"seconds: stacked {stacked:.0f}, per network {plain:.0f} (×{plain / stacked:.1f})")
 
 
-def main() -> None:
+# -- speed ---------------------------------------------------------------------------------------------------------------
+
+RATIOS = {"mixed/vector": 4.0, "mixed": 2.5}
+"""Of the stacked engine to the eager one, on one CPU core with 64 networks."""
+RATES = {"mixed/vector": 8000.0, "mixed": 3000.0}
+"""Steps a second on one H200."""
+
+
+def cpu_ratio(task: str, networks: int, steps: int) -> float:
+    """Process time of the eager engine over that of the stacked one, the decision process included."""
+    torch.set_num_threads(1)
+    draws = range(networks)
+    plain, stacked = GrowthEnv(get_family(task), networks), StackedEnv(get_family(task), networks)
+    observation, masks = plain.reset(draws)
+    stacked.reset(draws)
+    chooser, seconds = RandomLegal(), [0.0, 0.0]
+    chooser.reset(draws)
+    for _ in range(steps):
+        actions = chooser.act(plain.world, observation, masks)
+        for i, env in enumerate((plain, stacked)):
+            began = time.process_time()
+            step = env.step(actions)
+            seconds[i] += time.process_time() - began
+            if i == 0:
+                observation, masks = step.observation, step.masks
+    rates = [networks * steps / spent for spent in seconds]
+    print(
+        f"{task:14s} {networks} networks, {steps} steps: eager {rates[0]:.1f}, stacked {rates[1]:.1f} steps/s of a core"
+    )
+    return seconds[0] / seconds[1]
+
+
+def gpu_rate(task: str, networks: int, precision: str, controller: str, rollouts: int, workers: int) -> float:
+    """Steps a second of whole rollouts; the first one, in which kernels are compiled, is shown and not counted."""
+    family, rates = get_family(task), []
+    source = None if isinstance(family, BatchedFamily) else DrawAhead(family, workers)
+    env = StackedEnv(family, networks, device="cuda", precision=Precision(precision), source=source)
+    actor = ControllerActor(make_controller(controller))
+    try:
+        for rollout in range(rollouts):
+            draws = range(rollout * networks, (rollout + 1) * networks)
+            if source is not None:
+                source.prepare(draws)
+                source.prepare(range(draws.stop, draws.stop + networks))
+            before, began = dict(env.seconds), time.perf_counter()
+            steps = play(env, actor, draws).steps
+            torch.cuda.synchronize()
+            spent = time.perf_counter() - began
+            rates.append(steps / spent)
+            phases = {name: round(total - before.get(name, 0.0), 1) for name, total in env.seconds.items()}
+            memory = torch.cuda.max_memory_allocated() / 2**30
+            print(
+                f"{task} {precision} {controller}, {networks} networks, rollout {rollout}: {steps} steps in {spent:.1f} s, "
+                f"{rates[-1]:.0f}/s; {phases}; {memory:.1f} GiB",
+                flush=True,
+            )
+    finally:
+        if source is not None:
+            source.close()
+    return max(rates[1:] or rates)
+
+
+def speed(given: argparse.Namespace) -> int:
+    found, limits = {}, RATIOS if given.device == "cpu" else RATES
+    for task in given.task.split(",") if given.task else limits:
+        if given.device == "cpu":
+            found[task] = cpu_ratio(task, given.networks or 64, given.steps)
+            continue
+        for precision in given.precision.split(","):
+            for controller in given.controllers.split(","):
+                rate = gpu_rate(
+                    task,
+                    given.networks or 4096,
+                    precision,
+                    controller,
+                    given.rollouts,
+                    max(1, (os.cpu_count() or 2) - 1),
+                )
+                found[task] = max(found.get(task, 0.0), rate)
+    unit = "× eager" if given.device == "cpu" else "steps/s"
+    missed = [task for task, value in found.items() if value < limits.get(task, 0.0)]
+    for task, value in found.items():
+        limit = f" (asked for: {limits[task]:g})" if task in limits else ""
+        print(f"{task:14s} {value:.1f} {unit}{limit}")
+    return 1 if missed else 0
+
+
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--task", default="mixed")
-    parser.add_argument("--controllers", default="none,heuristic,small")
+    parser.add_argument("what", choices=("speed", "agreement"))
+    parser.add_argument("--task", default="")
+    parser.add_argument("--controllers", default="")
     parser.add_argument("--episodes", type=int, default=48)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--networks", type=int)
+    parser.add_argument("--steps", type=int, default=6)
+    parser.add_argument("--rollouts", type=int, default=2)
+    parser.add_argument("--precision", default="fp32,bf16")
     given = parser.parse_args()
-    names = {name: name for name in given.controllers.split(",")}
+    if given.what == "speed":
+        given.controllers = given.controllers or "random,small"
+        return speed(given)
+    names = {name: name for name in (given.controllers or "none,heuristic,small").split(",")}
     draws = comparison_draws(given.episodes)
-    show(agreement(given.task, names, draws, device=given.device, workers=given.workers))
+    show(agreement(given.task or "mixed", names, draws, device=given.device, workers=given.workers))
+    return 0
 
 
 if __name__ == "__main__":
-    main()
+    raise SystemExit(main())

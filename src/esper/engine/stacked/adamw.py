@@ -38,68 +38,80 @@ class Course:
 
 @dataclass(slots=True)
 class Moments:
-    """What is trained [m, P], with Adam's running averages, and the steps [m] that it has made."""
+    """What is trained, with Adam's running averages, and the steps [m] that it has made."""
 
-    weights: Tensor
-    first: Tensor
-    second: Tensor
+    values: Tensor
+    """[3, m, P]: the weights, the average of gradients, the average of their squares."""
     steps: Tensor
 
     @classmethod
     def of(cls, weights: Tensor) -> Moments:
         steps = torch.zeros(len(weights), dtype=torch.int64, device=weights.device)
-        return cls(weights, torch.zeros_like(weights), torch.zeros_like(weights), steps)
+        return cls(torch.stack([weights, torch.zeros_like(weights), torch.zeros_like(weights)]), steps)
+
+    @property
+    def weights(self) -> Tensor:
+        return self.values[0]
+
+    @property
+    def first(self) -> Tensor:
+        return self.values[1]
+
+    @property
+    def second(self) -> Tensor:
+        return self.values[2]
 
     def select(self, rows: Tensor, width: int) -> Moments:
         """Copies of some rows and their first columns, to work on."""
-        cut = (tensor[:, :width].index_select(0, rows) for tensor in (self.weights, self.first, self.second))
-        return Moments(*cut, self.steps[rows])
+        return Moments(self.values[:, :, :width].index_select(1, rows), self.steps[rows])
 
     def write(self, rows: Tensor, worked: Moments, healthy: Tensor) -> None:
         """Take over the rows that are `healthy`."""
-        width = worked.weights.shape[1]
-        for name in ("weights", "first", "second"):
-            kept = getattr(self, name)[:, :width]
-            kept.index_copy_(0, rows, torch.where(healthy[:, None], getattr(worked, name).detach(), kept[rows]))
+        kept = self.values[:, :, : worked.values.shape[2]]
+        kept.index_copy_(1, rows, torch.where(healthy[:, None], worked.values, kept.index_select(1, rows)))
         self.steps.index_copy_(0, rows, torch.where(healthy, worked.steps, self.steps[rows]))
 
     def plant(self, rows: Tensor, weights: Tensor) -> None:
         """Something new begins in these rows."""
-        self.weights[rows, : weights.shape[1]] = weights.to(self.weights.dtype)
-        self.first[rows] = 0.0
-        self.second[rows] = 0.0
+        self.values[1:, rows] = 0.0
+        self.values[0, rows, : weights.shape[1]] = weights.to(self.values.dtype)
         self.steps[rows] = 0
 
 
-class Updates:
-    """An epoch's updates of one set of weights; `course` is that of each row's network."""
+def rate_table(course: Course, steps: Tensor, young: Tensor, updates: int, dtype: torch.dtype) -> Tensor:
+    """[updates, m, 6]: what each update needs to know of each row; `updates` is the most of any network in the epoch.
 
-    def __init__(self, worked: Moments, course: Course, real: Tensor, updates: int, *, young: bool) -> None:
-        """`real` [m, P] is what is no padding; `updates` the most of any network in the epoch, of these rows or others;
-        `young`: the rate rises over the first epoch's updates, as a seed's does."""
-        self.worked = worked
-        self._kernels = kernels_for(worked.weights)
+    `steps` [m] that each row has made; `young` [m] bool: its rate rises over its first epoch's updates, as a seed's does.
+    """
+    update = torch.arange(updates, device=steps.device)[:, None]  # [updates, 1]
+    active = update < course.updates
+    step = (steps + torch.minimum(update + 1, course.updates)).double()
+    share = ((course.total - course.made - update) / (DECAY * course.total.double())).clamp(0.0, 1.0)
+    rate = course.rate * share * active * torch.where(young, (step / course.updates).clamp(max=1.0), 1.0)
+    correction = (1.0 - BETA2**step).sqrt()
+    columns = [rate * correction / (1.0 - BETA1**step), EPSILON * correction, 1.0 - rate * course.weight_decay]
+    moving, last = active.double(), (update == course.updates - 1).double()
+    columns += [(1.0 - BETA1) * moving, (1.0 - BETA2) * moving, last]
+    return torch.stack(columns, -1).to(dtype)
+
+
+class Updates:
+    """An epoch's updates of one set of weights."""
+
+    def __init__(self, worked: Moments, table: Tensor, made: Tensor, real: Tensor, *, same: bool) -> None:
+        """`table` is the rows' part of `rate_table`, `made` [m] the updates that each row will have made; `real` [m, P] is
+        what is no padding; `same`: all rows make all updates."""
+        self._kernels = kernels_for(worked.values)
+        blocks = 1
         if self._kernels is not None:
             self._real: Tensor | None = real.contiguous()
-            shape: tuple[int, ...] = (len(real), self._kernels.adamw_blocks(real.shape[1]))
+            blocks = self._kernels.adamw_blocks(real.shape[1])
         else:
-            self._real, shape = None if bool(real.all()) else real.to(worked.weights.dtype), (len(real), 1)
-        self.leaf = worked.weights.requires_grad_()
-        self._squares = torch.zeros(shape, dtype=worked.weights.dtype, device=worked.weights.device)
-        update = torch.arange(updates, device=course.rate.device)[:, None]  # [updates, 1]
-        active = update < course.updates
-        step = (worked.steps + torch.minimum(update + 1, course.updates)).double()
-        share = ((course.total - course.made - update) / (DECAY * course.total.double())).clamp(0.0, 1.0)
-        rate = course.rate * share * active
-        if young:
-            rate = rate * (step / course.updates).clamp(max=1.0)
-        correction = (1.0 - BETA2**step).sqrt()
-        self._same = bool((course.updates == updates).all())
-        columns = [rate * correction / (1.0 - BETA1**step), EPSILON * correction, 1.0 - rate * course.weight_decay]
-        moving, last = active.double(), (update == course.updates - 1).double()
-        columns += [(1.0 - BETA1) * moving, (1.0 - BETA2) * moving, last]
-        self._table = torch.stack(columns, -1).to(worked.weights.dtype)  # [updates, m, 6]
-        self._steps = course.updates
+            self._real = None if bool(real.all()) else real.to(worked.values.dtype)
+        self.worked, self._table, self._made, self._same = worked, table.contiguous(), made, same
+        self.leaf = worked.weights.detach().requires_grad_()
+        """In the memory of `worked`."""
+        self._squares = torch.zeros((len(real), blocks), dtype=worked.values.dtype, device=real.device)
 
     @property
     def gradient(self) -> Tensor:
@@ -124,6 +136,4 @@ class Updates:
         self.leaf.mul_(kept).addcdiv_(w.first * -size, w.second.sqrt().add_(small))
 
     def finish(self) -> Moments:
-        self.worked.weights = self.leaf.detach()
-        self.worked.steps = self.worked.steps + self._steps
-        return self.worked
+        return Moments(self.worked.values, self.worked.steps + self._made)

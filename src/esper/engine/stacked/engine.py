@@ -14,10 +14,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.actions import BLENDS, Op
+from esper.actions import BLENDS, HEAD_NAMES, Op
 from esper.engine.epoch import EpochColumns
 from esper.engine.governor_columns import GovernorColumns
-from esper.engine.stacked.composition import Lives
+from esper.engine.stacked.composition import Ints, Lives
 from esper.engine.stacked.export import plain_network
 from esper.engine.stacked.stack import Measured, Stack
 from esper.engine.stacked.training import EpochOfUpdates, Trained
@@ -131,6 +131,7 @@ class StackedEngine:
         self.columns.begin_epoch()
         stage, alpha = self.columns.stage.clone(), self.columns.alpha.clone()
         lives, on = self._lives(), active.cpu().numpy()
+        grows = (changed & (actions[:, HEAD_NAMES.index("op")] == Op.GERMINATE)).cpu().numpy()
         parameters = self.host_parameters + self.columns.size.sum(1)
         epochs, results = [], _Results(self.networks, self.width, self.device)
         for i, (stack, places) in enumerate(zip(self.stacks, self.places, strict=True)):
@@ -140,6 +141,7 @@ class StackedEngine:
             rows = torch.from_numpy(local).to(self.device)
             own = lives.select(self._places_cpu[i][local]).cut(stack.slots)
             with stack.own_stream():
+                self._plant(i, actions, grows)
                 epoch, measuring = EpochOfUpdates(stack, rows, own, self.epoch), stack.prepare(rows, own)
                 epoch.run()
                 found = epoch.report(), stack.measure(measuring, epoch)
@@ -196,17 +198,16 @@ class StackedEngine:
         self.columns.germinate(here & grows[:, None], *values)
         self.columns.prune(here & (op == Op.PRUNE)[:, None])
         self.columns.fossilize(here & (op == Op.FOSSILIZE)[:, None])
-        self._plant(grows, slot, blueprint, blend)
         return allowed & (op != Op.WAIT)
 
-    def _plant(self, grows: Tensor, slot: Tensor, blueprint: Tensor, blend: Tensor) -> None:
-        chosen = grows.cpu().numpy()
-        for i, (stack, places) in enumerate(zip(self.stacks, self.places, strict=True)):
-            local = np.flatnonzero(chosen[self._places_cpu[i]])
-            if len(local):
-                rows = torch.from_numpy(local).to(self.device)
-                at = places[rows]
-                stack.plant(rows, slot[at], blueprint[at], self.born[at])
+    def _plant(self, stack: int, actions: Tensor, grows: Ints) -> None:
+        """Seeds of those of a stack's networks that `grows` [N] on the CPU says."""
+        local = np.flatnonzero(grows[self._places_cpu[stack]])
+        if len(local) == 0:
+            return
+        rows = torch.from_numpy(local).to(self.device)
+        slot, blueprint, _, _ = actions[self.places[stack][rows]].unbind(1)
+        self.stacks[stack].plant(rows, slot, blueprint, self.born[self.places[stack][rows]])
 
     def _undo(self, fault: Tensor, results: _Results) -> None:
         """Networks whose epoch was undone lose their unfinished seeds, and are measured as they were before it."""

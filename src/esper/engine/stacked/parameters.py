@@ -70,14 +70,20 @@ class Parameter:
         """[N] true numbers of elements."""
         return torch.stack([axis.true for axis in self.axes]).prod(0)
 
-    def elements(self) -> tuple[Tensor, Tensor]:
-        """For each padded element its true index in row-major order [N, elements], and whether there is one."""
+    def elements(self, known: dict[Axis, tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, Tensor]:
+        """For each padded element its true index in row-major order [N, elements], and whether there is one.
+
+        `known` keeps the places of axes that parameters share.
+        """
+        known = {} if known is None else known
         networks = self.axes[0].segments[0][0].shape[0]
         device = self.axes[0].segments[0][0].device
         index = torch.zeros((networks, 1), dtype=torch.int64, device=device)
         valid = torch.ones((networks, 1), dtype=torch.bool, device=device)
         for axis in self.axes:
-            place, real = axis.places()
+            if axis not in known:
+                known[axis] = axis.places()
+            place, real = known[axis]
             index = (index[:, :, None] * axis.true[:, None, None] + place[:, None, :]).flatten(1)
             valid = (valid[:, :, None] & real[:, None, :]).flatten(1)
         return index, valid
@@ -132,9 +138,9 @@ class Table:
         `start` [N] are how many of a network's numbers were used before.
         """
         start = torch.zeros_like(self.drawn) if start is None else start
-        columns = []
+        columns, known = [], dict[Axis, tuple[Tensor, Tensor]]()
         for parameter in self.parameters:
-            index, valid = parameter.elements()
+            index, valid = parameter.elements(known)
             if parameter.value is not None:
                 column = torch.full(valid.shape, parameter.value, device=uniforms.device)
             else:

@@ -33,10 +33,6 @@ class Leaves:
     gates: tuple[Tensor | None, ...]
     """By slot: [own, P]."""
 
-    def all(self) -> list[Tensor]:
-        seeds_ = [leaf for slot in self.parts for leaf in slot]
-        return [self.host, *seeds_, *(leaf for leaf in self.gates if leaf is not None)]
-
 
 class Known:
     """What does not change about the networks of some problems: tables of their parameters, and constants of passes."""

@@ -49,7 +49,7 @@ class Place:
         return self.wide(1)
 
     def wide(self, times: int) -> Axis:
-        return Axis(((times * self.channels, times * self.padded),))
+        return Axis(((self.channels if times == 1 else times * self.channels, times * self.padded),))
 
     def fixed(self, size: int) -> Axis:
         return Axis(((torch.full_like(self.channels, size), size),))

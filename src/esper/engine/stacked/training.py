@@ -14,10 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.engine.stacked.adamw import Moments, Updates
+from esper.engine.stacked.adamw import Moments, Updates, rate_table
 from esper.engine.stacked.composition import Lives
 from esper.engine.stacked.hosts import MOMENTUM, Statistics
-from esper.engine.stacked.parameters import Table
 from esper.engine.stacked.passes import Leaves, StackedPass
 from esper.growth.blueprints import blueprint_names
 
@@ -47,12 +46,12 @@ class EpochOfUpdates:
         self.run_pass = StackedPass(stack.known, rows, self.composition)
         self.course = stack.course(rows)
         self.updates = int(self.course.updates.max())
+        self.same = bool((self.course.updates == self.updates).all())
         self._begin_updates()
         self.plan = problems.minibatches(rows, epoch)  # [updates or more, n, batch]
         everyone = torch.arange(len(rows), device=stack.device)
         self.networks = torch.cat([everyone, self.composition.variants[-1]])
         update = torch.arange(self.updates, device=stack.device)[:, None]
-        self.same = bool((self.course.updates == self.updates).all())
         self.active = (update < self.course.updates[self.networks]).to(stack.dtype)  # [updates, rows of the pass]
         self.total = torch.zeros(len(self.networks), dtype=stack.dtype, device=stack.device)
         """Of losses, by row of the pass."""
@@ -62,34 +61,37 @@ class EpochOfUpdates:
         self._x, self._y = problems.train_x.flatten(0, 1), problems.train_y.flatten()
 
     def _begin_updates(self) -> None:
+        """Copies of what is trained: of the hosts, then of the parts and the gates of every slot."""
         stack, names = self.stack, blueprint_names()
-        hosts = stack.hosts.table
-        host, real = stack.host.select(self.rows, hosts.width), hosts.real[self.rows]
-        self.host = Updates(host, self.course, real, self.updates, young=False)
+        everyone = torch.arange(len(self.rows), device=stack.device)
+        sets = [(stack.host, everyone, stack.hosts.table)]
+        for slot, found in enumerate(self.composition.slots):
+            sets += [(stack.seeds[slot], part.own, stack.tables[slot][names[part.blueprint]]) for part in found.parts]
+            if found.gates is not None:
+                sets.append((stack.gates[slot], found.gates.own, stack.gate_tables[slot]))
+        owners = torch.cat([networks for _, networks, _ in sets])
+        sizes = [len(networks) for _, networks, _ in sets]
+        worked = [kept.select(self.rows[networks], table.width) for kept, networks, table in sets]
+        course = self.course.of(owners)
+        young = torch.arange(len(owners), device=stack.device) >= len(self.rows)
+        steps = torch.cat([one.steps for one in worked])
+        rates = rate_table(course, steps, young, self.updates, stack.dtype).split(sizes, 1)
+        made = course.updates.split(sizes)
+        self.all = [
+            Updates(one, rates[i], made[i], table.real[self.rows[networks]], same=self.same)
+            for i, (one, (_, networks, table)) in enumerate(zip(worked, sets, strict=True))
+        ]
+        self.host, rest = self.all[0], iter(self.all[1:])
         self.parts: list[list[Updates]] = []
         self.gates: list[Updates | None] = []
-        for slot, found in enumerate(self.composition.slots):
-            self.parts.append(
-                [
-                    self._young(stack.seeds[slot], part.own, stack.tables[slot][names[part.blueprint]])
-                    for part in found.parts
-                ]
-            )
-            gates = found.gates
-            table = stack.gate_tables[slot]
-            self.gates.append(None if gates is None else self._young(stack.gates[slot], gates.own, table))
-        flat = [one for slot in self.parts for one in slot] + [one for one in self.gates if one is not None]
-        self.all = [self.host, *flat]
+        for found in self.composition.slots:
+            self.parts.append([next(rest) for _ in found.parts])
+            self.gates.append(None if found.gates is None else next(rest))
         self.leaves = Leaves(
             self.host.leaf,
             tuple(tuple(one.leaf for one in slot) for slot in self.parts),
             tuple(None if one is None else one.leaf for one in self.gates),
         )
-
-    def _young(self, moments: Moments, networks: Tensor, table: Table) -> Updates:
-        rows = self.rows[networks]
-        worked, course = moments.select(rows, table.width), self.course.of(networks)
-        return Updates(worked, course, table.real[rows], self.updates, young=True)
 
     def _begin_statistics(self) -> None:
         """Copies of the statistics of [networks, shadows] at each stage."""
@@ -119,7 +121,7 @@ class EpochOfUpdates:
         losses = (
             F.cross_entropy(out.to(self.stack.dtype).flatten(0, 1), y.flatten(), reduction="none").view(y.shape).mean(1)
         )
-        gradients = torch.autograd.grad(losses.sum(), self.leaves.all())
+        gradients = torch.autograd.grad(losses.sum(), [one.leaf for one in self.all])
         with torch.no_grad():
             active = self.active.index_select(0, self.counter)[0]
             self.total += losses.detach() if self.same else torch.where(active > 0, losses, 0.0)
