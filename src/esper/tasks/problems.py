@@ -75,8 +75,8 @@ class Problems:
     minibatches: Callable[[Tensor, int], Tensor]
     """(rows [n], epoch) → [updates, n, batch] int64: examples of each minibatch, for the most updates of a row."""
     host_uniforms: Callable[[Tensor, int], Tensor]
-    """(rows [n], count) → [n, count] float32 in [0, 1): what the hosts' first weights are made of, in the order in which
-    torch draws them for the plain host."""
+    """(rows [n], count) → [n, count] float32 in [0, 1): what the hosts' first weights are made of, in the order in
+    which torch draws them for the plain host."""
     seed_uniforms: Callable[[Tensor, Tensor, int], Tensor]
     """(rows [n], number of the network's seed from 1 on [n], count) → [n, count]: the same for a seed."""
     facts: tuple[dict[str, str | int | float], ...] = ()

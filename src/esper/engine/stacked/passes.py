@@ -130,10 +130,11 @@ class StackedPass:
     ) -> tuple[Tensor, Tensor]:
         """What seeds make of the attached and the detached rows, in their order."""
         grown, shadows = [], []
-        pieces = zip(
-            torch.split(attached, rows.attached_sizes), torch.split(detached, rows.detached_sizes), strict=True
+        acting_pieces, young_pieces = (
+            torch.split(attached, rows.attached_sizes),
+            torch.split(detached, rows.detached_sizes),
         )
-        for i, (acting, young) in enumerate(pieces):
+        for i, (acting, young) in enumerate(zip(acting_pieces, young_pieces, strict=True)):
             part, leaf, constants = rows.parts[i], leaves.parts[slot][i], self._parts[slot][i]
             name = blueprint_names()[part.blueprint]
             batched, table = self.known.blueprints[name], self.known.tables[slot][name]

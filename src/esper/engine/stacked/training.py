@@ -75,8 +75,8 @@ class EpochOfUpdates:
         course = self.course.of(owners)
         young = torch.arange(len(owners), device=stack.device) >= len(self.rows)
         steps = torch.cat([one.steps for one in worked])
-        rates = rate_table(course, steps, young, self.updates, stack.dtype).split(sizes, 1)
-        made = course.updates.split(sizes)
+        rates = torch.split(rate_table(course, steps, young, self.updates, stack.dtype), sizes, 1)
+        made = torch.split(course.updates, sizes)
         self.all = [
             Updates(one, rates[i], made[i], table.real[self.rows[networks]], same=self.same)
             for i, (one, (_, networks, table)) in enumerate(zip(worked, sets, strict=True))
