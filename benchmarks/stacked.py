@@ -5,8 +5,8 @@
     python benchmarks/stacked.py agreement --task mixed --controllers none,heuristic,small --episodes 48
 
 `speed` on a CPU: both engines play the same networks with the same random legal actions, in one process; the ratio is
-of process times. On a GPU: whole episodes with resets, evaluation and the controller's own passes, problems drawn ahead by
-other processes; steps are counted for networks whose episode goes on. Exits with 1 where a limit is missed.
+of process times. On a GPU: whole episodes with resets, evaluation and the controller's own passes, problems drawn ahead
+by other processes; steps are counted for networks whose episode goes on. Exits with 1 where a limit is missed.
 `agreement`: for each controller, the mean score by each engine and their paired difference with a 95 % interval.
 """
 
@@ -106,7 +106,7 @@ def show(rows: Sequence[Agreement]) -> None:
     print(f"seconds: stacked {stacked:.0f}, per network {plain:.0f} (×{plain / stacked:.1f})")
 
 
-# -- speed --------------------------------------------------------------------------------------------------------------
+# -- speed -------------------------------------------------------------------------------------------------------------
 
 RATIOS = {"mixed/vector": 4.0, "mixed": 2.5}
 """Of the stacked engine to the eager one, on one CPU core with 64 networks."""
