@@ -142,7 +142,8 @@ def gpu_rate(task: str, networks: int, precision: str, controller: str, rollouts
     """Steps a second of whole rollouts; the first one, in which kernels are compiled, is shown and not counted."""
     family, rates = get_family(task), []
     source = None if isinstance(family, BatchedFamily) else DrawAhead(family, workers)
-    env = StackedEnv(family, networks, device="cuda", precision=Precision(precision), source=source)
+    drawn = None if source is None else source.problems
+    env = StackedEnv(family, networks, device="cuda", precision=Precision(precision), source=drawn)
     actor = ControllerActor(make_controller(controller))
     try:
         for rollout in range(rollouts):

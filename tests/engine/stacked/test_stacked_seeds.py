@@ -67,7 +67,7 @@ def test_first_weights_are_those_that_torch_draws_and_sizes_are_true(layout: Lay
     count = int((body.drawn + gate.drawn).max())
     rows = range(len(CHANNELS))
     uniforms = torch.stack([torch.rand(count, generator=torch.Generator().manual_seed(row)) for row in rows])
-    flat, around = body.fill(uniforms), gate.fill(uniforms, body.drawn)
+    flat, around = body.fill(uniforms), gate.fill(uniforms, start=body.drawn)
     assert bool((flat[~body.real] == 0).all())
     assert bool((around[~gate.real] == 0).all())
     for row in rows:

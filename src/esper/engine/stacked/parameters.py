@@ -8,7 +8,7 @@ order of axes, so that a plain module is a slice.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -34,6 +34,8 @@ class Axis:
     @property
     def true(self) -> Tensor:
         """[N]"""
+        if len(self.segments) == 1:
+            return self.segments[0][0]
         return torch.stack([true for true, _ in self.segments]).sum(0)
 
     def places(self) -> tuple[Tensor, Tensor]:
@@ -64,29 +66,6 @@ class Parameter:
     @property
     def shape(self) -> tuple[int, ...]:
         return tuple(axis.padded for axis in self.axes)
-
-    @property
-    def sizes(self) -> Tensor:
-        """[N] true numbers of elements."""
-        return torch.stack([axis.true for axis in self.axes]).prod(0)
-
-    def elements(self, known: dict[Axis, tuple[Tensor, Tensor]] | None = None) -> tuple[Tensor, Tensor]:
-        """For each padded element its true index in row-major order [N, elements], and whether there is one.
-
-        `known` keeps the places of axes that parameters share.
-        """
-        known = {} if known is None else known
-        networks = self.axes[0].segments[0][0].shape[0]
-        device = self.axes[0].segments[0][0].device
-        index = torch.zeros((networks, 1), dtype=torch.int64, device=device)
-        valid = torch.ones((networks, 1), dtype=torch.bool, device=device)
-        for axis in self.axes:
-            if axis not in known:
-                known[axis] = axis.places()
-            place, real = known[axis]
-            index = (index[:, :, None] * axis.true[:, None, None] + place[:, None, :]).flatten(1)
-            valid = (valid[:, :, None] & real[:, None, :]).flatten(1)
-        return index, valid
 
 
 def linear(name: str, outputs: Axis, inputs: Axis, *, bias: bool = True, value: float | None = None) -> list[Parameter]:
@@ -119,36 +98,61 @@ class Table:
     @cached_property
     def sizes(self) -> Tensor:
         """[N] true parameters of each network."""
-        return torch.stack([parameter.sizes for parameter in self.parameters]).sum(0)
+        return torch.stack(self._elements).sum(0)
 
     @cached_property
     def real(self) -> Tensor:
         """[N, P] bool: what is no padding."""
-        return torch.cat([parameter.elements()[1] for parameter in self.parameters], 1)
+        return torch.cat([_crossed(parameter, self._axes)[1] for parameter in self.parameters], 1)
 
     @cached_property
     def drawn(self) -> Tensor:
         """[N] random numbers that each network's first weights need."""
-        drawn = [parameter.sizes for parameter in self.parameters if parameter.fan_in is not None]
+        drawn = [count for p, count in zip(self.parameters, self._elements, strict=True) if p.fan_in is not None]
         return torch.stack(drawn).sum(0) if drawn else torch.zeros_like(self.sizes)
 
-    def fill(self, uniforms: Tensor, start: Tensor | None = None) -> Tensor:
-        """First weights [N, P] float32, from numbers [N, count] in [0, 1): those that torch would draw for the module.
+    @cached_property
+    def _axes(self) -> dict[Axis, tuple[Tensor, ...]]:
+        """For each axis: places, which of them are true, and true sizes."""
+        axes = dict.fromkeys(axis for parameter in self.parameters for axis in parameter.axes)
+        return {axis: (*axis.places(), axis.true) for axis in axes}
 
-        `start` [N] are how many of a network's numbers were used before.
-        """
-        start = torch.zeros_like(self.drawn) if start is None else start
-        columns, known = [], dict[Axis, tuple[Tensor, Tensor]]()
+    @cached_property
+    def _elements(self) -> list[Tensor]:
+        """[N] true elements of each parameter."""
+        found = []
         for parameter in self.parameters:
-            index, valid = parameter.elements(known)
-            if parameter.value is not None:
-                column = torch.full(valid.shape, parameter.value, device=uniforms.device)
+            count = parameter.axes[0].true
+            for axis in parameter.axes[1:]:
+                count = count * axis.true
+            found.append(count)
+        return found
+
+    @cached_property
+    def _bounds(self) -> list[Tensor | None]:
+        """[N] float32: between plus and minus which each parameter is drawn."""
+        return [None if p.fan_in is None or p.value is not None else _bound(p.name, p.fan_in) for p in self.parameters]
+
+    def fill(self, uniforms: Tensor, rows: Tensor | None = None, start: Tensor | None = None) -> Tensor:
+        """First weights [n, P] float32 of the networks `rows` (all, if None), from numbers [n, count] in [0, 1): those
+        that torch would draw for the module. `start` [n] are how many of a network's numbers were used before.
+        """
+
+        def chosen(column: Tensor) -> Tensor:
+            return column if rows is None else column.index_select(0, rows)
+
+        start = uniforms.new_zeros(len(uniforms), dtype=torch.int64) if start is None else start
+        axes = {axis: tuple(chosen(column) for column in known) for axis, known in self._axes.items()}
+        columns = []
+        for parameter, count, bound in zip(self.parameters, self._elements, self._bounds, strict=True):
+            index, valid = _crossed(parameter, axes)
+            if bound is None:
+                columns.append(valid * (parameter.value or 0.0))
             else:
                 place = (start[:, None] + index).clamp(0, uniforms.shape[1] - 1)
-                column = _drawn(uniforms.gather(1, place), parameter)
+                columns.append(torch.where(valid, _drawn(uniforms.gather(1, place), chosen(bound)[:, None]), 0.0))
             if parameter.fan_in is not None:
-                start = start + parameter.sizes
-            columns.append(torch.where(valid, column, 0.0))
+                start = start + chosen(count)
         return torch.cat(columns, 1)
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
@@ -161,21 +165,29 @@ class Table:
 
     def state_dict(self, flat: Tensor, row: int) -> dict[str, Tensor]:
         """The tensors of one network, without padding: as its plain module has them."""
-        found = {}
-        for parameter, piece in zip(self.parameters, torch.split(flat[row], self.numbers), strict=True):
-            _, valid = parameter.elements()
+        found, real = {}, torch.split(self.real[row], self.numbers)
+        for parameter, piece, valid in zip(self.parameters, torch.split(flat[row], self.numbers), real, strict=True):
             shape = [int(axis.true[row]) for axis in parameter.axes]
-            found[parameter.name] = piece[valid[row]].reshape(shape).clone()
+            found[parameter.name] = piece[valid].reshape(shape).clone()
         return found
 
 
-def _drawn(uniforms: Tensor, parameter: Parameter) -> Tensor:
+def _crossed(parameter: Parameter, axes: Mapping[Axis, tuple[Tensor, ...]]) -> tuple[Tensor, Tensor]:
+    """For each padded element its true index in row-major order [n, elements], and whether there is one."""
+    index, valid, _ = axes[parameter.axes[0]]
+    for axis in parameter.axes[1:]:
+        place, real, size = axes[axis]
+        index = (index[:, :, None] * size[:, None, None] + place[:, None, :]).flatten(1)
+        valid = (valid[:, :, None] & real[:, None, :]).flatten(1)
+    return index, valid
+
+
+def _bound(name: str, fan_in: Tensor) -> Tensor:
+    root = fan_in.double().sqrt()
+    # kaiming_uniform_ with a = √5 for weights
+    return (1.0 / root if name.endswith("bias") else math.sqrt(3.0) * (math.sqrt(2.0 / 6.0) / root)).float()
+
+
+def _drawn(uniforms: Tensor, bound: Tensor) -> Tensor:
     """Uniform between ± a bound, rounded once, as torch does it."""
-    assert parameter.fan_in is not None
-    fan_in = parameter.fan_in.double()
-    if parameter.name.endswith("bias"):
-        bound = 1.0 / fan_in.sqrt()
-    else:
-        bound = math.sqrt(3.0) * (math.sqrt(2.0 / 6.0) / fan_in.sqrt())  # kaiming_uniform_ with a = √5
-    bound = bound.float()[:, None]
     return (uniforms.double() * (2.0 * bound).double() - bound.double()).float()

@@ -16,20 +16,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.engine.stacked import seeds
 from esper.engine.stacked.adamw import Course, Moments
 from esper.engine.stacked.capture import Capture
 from esper.engine.stacked.composition import Composition, Lives, compose
 from esper.engine.stacked.hosts import Statistics
-from esper.engine.stacked.parameters import Table
 from esper.engine.stacked.passes import Known, Leaves, StackedPass
-from esper.engine.stacked.seeds import BATCHED
 from esper.engine.stacked.training import EpochOfUpdates
 from esper.growth.blueprints import blueprint_names
 from esper.slot_columns import CONTRAST
 from esper.tasks.problems import Problems
 
-CHUNK_NUMBERS = {"cpu": 2**20, "cuda": 2**29}
+CHUNK_NUMBERS = {"cpu": 2**20, "cuda": 2**30}
 """Numbers of one activation in an evaluation's chunk of examples: small enough for a cache, or for the memory."""
 
 
@@ -112,15 +109,12 @@ class Stack:
         at = np.stack([t.cpu().numpy() for t in (slot, blueprint)], 1)
         for place, kind in np.unique(at, axis=0):
             chosen = torch.from_numpy(np.flatnonzero((at == (place, kind)).all(1))).to(self.device)
-            some = rows[chosen]
-            where = self.hosts.place(int(place)).of(some)
-            body = Table(BATCHED[self.problems.form.layout][names[kind]].parameters(where))
-            around = Table(seeds.gate_parameters(where))
-            count = int((body.drawn + around.drawn).max())
-            drawn = self.problems.seed_uniforms(some, born[chosen], count)
-            self.seeds[place].plant(some, body.fill(drawn))
+            some, body, gate = rows[chosen], self.tables[place][names[kind]], self.gate_tables[place]
+            used = body.drawn[some]
+            drawn = self.problems.seed_uniforms(some, born[chosen], int((used + gate.drawn[some]).max()))
+            self.seeds[place].plant(some, body.fill(drawn, some))
             # A gate is filled for all of these, and used where the blend has one.
-            self.gates[place].plant(some, around.fill(drawn, body.drawn))
+            self.gates[place].plant(some, gate.fill(drawn, some, used))
             for running, private in zip(self.running, self.private, strict=True):
                 private.mean[some, int(place)] = running.mean[some]
                 private.variance[some, int(place)] = running.variance[some]
