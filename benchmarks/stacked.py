@@ -4,9 +4,9 @@
     python benchmarks/stacked.py speed --device cuda --task mixed --networks 4096 --precision bf16
     python benchmarks/stacked.py agreement --task mixed --controllers none,heuristic,small --episodes 48
 
-`speed` on a CPU: both engines play the same networks with the same random legal actions, in one process; the ratio is of
-process times. On a GPU: whole episodes with resets, evaluation and the controller's own passes, problems drawn ahead by
-other processes; steps are counted for networks whose episode goes on. Exits with 1 where a limit is missed.
+`speed` on a CPU: both engines play the same networks with the same random legal actions, in one process; the ratio is
+of process times. On a GPU: whole episodes with resets, evaluation and the controller's own passes, problems drawn ahead
+by other processes; steps are counted for networks whose episode goes on. Exits with 1 where a limit is missed.
 `agreement`: for each controller, the mean score by each engine and their paired difference with a 95 % interval.
 """
 
@@ -106,7 +106,7 @@ def show(rows: Sequence[Agreement]) -> None:
     print(f"seconds: stacked {stacked:.0f}, per network {plain:.0f} (×{plain / stacked:.1f})")
 
 
-# -- speed ---------------------------------------------------------------------------------------------------------------
+# -- speed -------------------------------------------------------------------------------------------------------------
 
 RATIOS = {"mixed/vector": 4.0, "mixed": 2.5}
 """Of the stacked engine to the eager one, on one CPU core with 64 networks."""
@@ -159,8 +159,8 @@ def gpu_rate(task: str, networks: int, precision: str, controller: str, rollouts
             phases = {name: round(total - before.get(name, 0.0), 1) for name, total in env.seconds.items()}
             memory = torch.cuda.max_memory_allocated() / 2**30
             print(
-                f"{task} {precision} {controller}, {networks} networks, rollout {rollout}: {steps} steps in {spent:.1f} s, "
-                f"{rates[-1]:.0f}/s; {phases}; {memory:.1f} GiB",
+                f"{task} {precision} {controller}, {networks} networks, rollout {rollout}: {steps} steps in "
+                f"{spent:.1f} s, {rates[-1]:.0f}/s; {phases}; {memory:.1f} GiB",
                 flush=True,
             )
     finally:

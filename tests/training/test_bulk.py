@@ -24,7 +24,6 @@ from esper.env.growth_env import GrowthEnv
 from esper.env.reward.suspicion import KINDS
 from esper.lifecycle import TRANSITIONS, Stage
 from esper.rollout.episodes import Episodes, join
-from esper.rollout.facts import facts_of
 from esper.rollout.play import play
 from esper.rollout.render import render
 from esper.telemetry import Decision, Episode, Event, Level, RunRecorder, RunStore, StoreRecorder, open_readonly
@@ -69,7 +68,9 @@ def played() -> Episodes:
     """With probabilities, as a policy gives them, and facts of two kinds of problems beside the reports."""
     episodes = play(GrowthEnv(TinyFamily(horizon=16), 12), Silent(), range(12))
     log_prob = torch.rand(*episodes.action.shape, generator=torch.Generator().manual_seed(1)).log()
-    facts = replace(facts_of(episodes.reports), kinds=("even", "odd"), kind=torch.arange(12) % 2)
+    assert episodes.facts is not None
+    assert episodes.facts.kinds == ()  # of a family that names none
+    facts = replace(episodes.facts, kinds=("even", "odd"), kind=torch.arange(12) % 2)
     return replace(episodes, log_prob=log_prob, facts=facts)
 
 

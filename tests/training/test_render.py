@@ -1,4 +1,4 @@
-"""Reports of played episodes become columns and come back as the same reports; columns can be joined and chosen.
+"""Reports rendered from the columns of played episodes are those of the engine; columns can be joined and chosen.
 
 Covers: R115
 """
@@ -23,8 +23,8 @@ from esper.env.situation import Situation
 from esper.env.spaces import ActionMasks, Observation
 from esper.lifecycle import Rules, Stage
 from esper.policy.controller import RandomLegal
-from esper.rollout.episodes import Episodes, join, named_tensors
-from esper.rollout.facts import Facts, facts_of
+from esper.rollout.episodes import Episodes, join, map_tensors, named_tensors
+from esper.rollout.facts import Facts
 from esper.rollout.play import ControllerActor, Decisions, play
 from esper.rollout.render import fault_message, render, reports_of
 from esper.tasks.mixed import Mixed
@@ -68,6 +68,12 @@ def mixed() -> Episodes:
     return play(GrowthEnv(Mixed(kinds=("vector channel @1", "series motif @1")), 2), Silent(), range(2))
 
 
+def facts_in(episodes: Episodes) -> Facts:
+    """Columns of what happened, which tests may change."""
+    assert episodes.facts is not None
+    return map_tensors(episodes.facts, torch.clone)
+
+
 def without_verdicts(row: Sequence[StepInfo], message: str) -> list[StepInfo]:
     """Reports with the governor's text replaced, and without what columns do not hold."""
     found = []
@@ -96,7 +102,7 @@ def without_verdicts(row: Sequence[StepInfo], message: str) -> list[StepInfo]:
 
 def test_reports_come_back_from_columns(tiny: Episodes) -> None:
     """Every transition with the reason of its gate, every effect, every number; only the governor's text is shorter."""
-    again = render(facts_of(tiny.reports, QUICK))
+    again = render(facts_in(tiny))
     assert [len(row) for row in again] == tiny.lengths.tolist()
     seen = Counter(t.target for row in tiny.reports for info in row for t in info.record.transitions)
     assert {Stage.HOLDING, Stage.FOSSILIZED, Stage.PRUNED, Stage.EMBARGOED, Stage.DORMANT} <= set(seen), seen
@@ -111,14 +117,14 @@ def test_suspicions_come_back_from_columns(monkeypatch: pytest.MonkeyPatch) -> N
     """With slot, seed and blueprint; here every measured seed is suspected."""
     everyone = lambda contribution, *_: torch.ones(*contribution.shape, len(KINDS), dtype=torch.bool)  # noqa: E731
     monkeypatch.setattr("esper.env.reward.reward.suspicious", everyone)
-    reports = play(GrowthEnv(TinyFamily(horizon=14), 3, rules=QUICK), Silent(), range(3)).reports
-    found = [info.reward.events for row in reports for info in row]
+    episodes = play(GrowthEnv(TinyFamily(horizon=14), 3, rules=QUICK), Silent(), range(3))
+    found = [info.reward.events for row in episodes.reports for info in row]
     assert any(found)
-    assert [info.reward.events for row in render(facts_of(reports, QUICK)) for info in row] == found
+    assert [info.reward.events for row in render(facts_in(episodes)) for info in row] == found
 
 
 def test_a_verdict_is_shorter_and_true(tiny: Episodes) -> None:
-    (row,) = render(facts_of(tiny.reports, QUICK), torch.tensor([5]))
+    (row,) = render(facts_in(tiny), torch.tensor([5]))
     verdict, before = row[-1].record.verdict, tiny.reports[5][-1].record.verdict
     assert verdict is not None
     assert before is not None
@@ -129,7 +135,7 @@ def test_a_verdict_is_shorter_and_true(tiny: Episodes) -> None:
 
 
 def test_counts_are_those_of_the_records(tiny: Episodes) -> None:
-    facts = facts_of(tiny.reports, QUICK)
+    facts = facts_in(tiny)
     seen = Counter(t.target for row in tiny.reports for info in row for t in info.record.transitions)
     assert facts.entered().tolist() == [seen[stage] for stage in Stage]
     returns = [sum(info.reward.total for info in row) for row in tiny.reports]
@@ -138,8 +144,8 @@ def test_counts_are_those_of_the_records(tiny: Episodes) -> None:
 
 def test_joined_columns_are_those_of_each_part(tiny: Episodes, mixed: Episodes) -> None:
     """Parts of other lengths, numbers of slots and hosts; kinds are numbered anew."""
-    first = replace(facts_of(tiny.reports, QUICK), kinds=("tiny",), kind=torch.zeros(6, dtype=torch.int64))
-    other = replace(facts_of(mixed.reports), kinds=("b", "tiny"), kind=torch.tensor([1, -1]))
+    first = replace(facts_in(tiny), kinds=("tiny",), kind=torch.zeros(6, dtype=torch.int64))
+    other = replace(facts_in(mixed), kinds=("b", "tiny"), kind=torch.tensor([1, -1]))
     both = join([replace(tiny, facts=first), replace(mixed, facts=other)])
     facts = both.facts
     assert facts is not None
@@ -151,20 +157,19 @@ def test_joined_columns_are_those_of_each_part(tiny: Episodes, mixed: Episodes) 
     chosen = both.select(torch.tensor([7, 1]))
     assert isinstance(chosen.facts, Facts)
     assert render(chosen.facts) == (render(other)[1], render(first)[1])
-    assert join([tiny, replace(mixed, facts=other)]).facts is None  # what one lacks, all lose
+    assert join([replace(tiny, facts=None), mixed]).facts is None  # what one lacks, all lose
     assert all(t.device.type == "cpu" for t in named_tensors(both.to("cpu").facts).values())
 
 
 def test_reports_are_rendered_only_where_an_engine_gave_none(mixed: Episodes) -> None:
     assert reports_of(mixed) is mixed.reports
-    assert reports_of(replace(mixed, reports=())) == ()
-    bare = replace(mixed, reports=(), facts=facts_of(mixed.reports))
-    for row, rendered in zip(mixed.reports, reports_of(bare), strict=True):
+    assert reports_of(replace(mixed, reports=(), facts=None)) == ()
+    for row, rendered in zip(mixed.reports, reports_of(replace(mixed, reports=())), strict=True):
         assert without_verdicts(rendered, "") == without_verdicts(row, "")
 
 
 def test_a_refused_action_names_the_stage_of_its_slot(mixed: Episodes) -> None:
-    facts = facts_of(mixed.reports)
+    facts = facts_in(mixed)
     epoch = facts.steps.epoch
     epoch.op[0, 0], epoch.slot[0, 0], epoch.changed[0, 0] = 2, 1, False
     first = render(facts)[0][0].record.effect

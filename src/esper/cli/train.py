@@ -61,8 +61,8 @@ class Train(ConfigOptions, TrainConfig):
     device: str = "auto"
     """cpu, cuda, …; auto is a GPU if there is one."""
     workers: Annotated[int | None, by_default("one per CPU core; one on a GPU")] = None
-    """Processes that share the environments. On a GPU one plays all of them, and with the stacked engine the others draw
-    problems. The results do not change."""
+    """Processes that share the environments. On a GPU one plays all of them, and with the stacked engine the others
+    draw problems. The results do not change."""
     profile: Path | None = None
     """Write torch profiler traces of the first updates to this folder."""
 

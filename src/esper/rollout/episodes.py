@@ -55,7 +55,7 @@ class Episodes:
     """[N][length] what happened, for people and the store, from an engine that keeps records of each network; never
     written to a recording."""
     facts: Facts | None = None
-    """The same as columns, from an engine that has nothing else; `rollout/render.py` makes reports of them."""
+    """The same as columns, from every engine; `rollout/render.py` makes reports of them where there are none."""
 
     def __len__(self) -> int:
         return self.lengths.shape[0]

@@ -1,8 +1,8 @@
 """Many problems of one form, side by side: what the stacked engine trains on.
 
-Problems whose hosts have the same form (`Form`) can be one network with tensors [N, …]; all that differs between them is
-a column. Inputs are channels last, [N, examples, *sizes, features], padded with zeros at the end of each axis to the most
-examples, the largest sizes and the most features of the batch.
+Problems whose hosts have the same form (`Form`) can be one network with tensors [N, …]; all that differs between them
+is a column. Inputs are channels last, [N, examples, *sizes, features], padded with zeros at the end of each axis to the
+most examples, the largest sizes and the most features of the batch.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Problems:
     widths: Tensor
     """[N, stages] int64: true output channels of each stage."""
     sizes: Tensor
-    """[N, axes] int64: true sizes of an example, without features: none for vectors, (time), (length), (height, width)."""
+    """[N, axes] int64: true sizes of an example, less features: () for vectors, (time), (length), (height, width)."""
     kernels: Tensor
     """[N, stages] int64: of convolutions, odd; always 1 for vectors and sequences."""
     pools: Tensor
@@ -73,10 +73,10 @@ class Problems:
     test_x: Tensor
     test_y: Tensor
     minibatches: Callable[[Tensor, int], Tensor]
-    """(rows [n], epoch) → [updates, n, batch] int64: examples of each minibatch, for the most updates of these rows."""
+    """(rows [n], epoch) → [updates, n, batch] int64: examples of each minibatch, for the most updates of a row."""
     host_uniforms: Callable[[Tensor, int], Tensor]
-    """(rows [n], count) → [n, count] float32 in [0, 1): what the hosts' first weights are made of, in the order in which
-    torch draws them for the plain host."""
+    """(rows [n], count) → [n, count] float32 in [0, 1): what the hosts' first weights are made of, in the order in
+    which torch draws them for the plain host."""
     seed_uniforms: Callable[[Tensor, Tensor, int], Tensor]
     """(rows [n], number of the network's seed from 1 on [n], count) → [n, count]: the same for a seed."""
     facts: tuple[dict[str, str | int | float], ...] = ()

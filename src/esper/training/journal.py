@@ -16,7 +16,7 @@ from esper.actions import HEAD_NAMES, HEADS_USED
 from esper.env.learner_env import StepInfo
 from esper.lifecycle import Stage
 from esper.rollout.episodes import Episodes
-from esper.rollout.facts import Facts, facts_of
+from esper.rollout.facts import Facts
 from esper.rollout.render import render, reports_of
 from esper.telemetry.recorder import RunRecorder
 from esper.telemetry.records import TRAIN, Decision, Episode, Event
@@ -92,13 +92,12 @@ class Journal:
 
     def note(self, episodes: Episodes, values: Tensor | None = None) -> RolloutSummary:
         """Record the episodes; `values` [N, T] in reward units."""
-        if len(episodes) > BULK:
-            return self._note_in_bulk(episodes, values)
+        if len(episodes) > BULK and episodes.facts is not None:
+            return self._note_in_bulk(episodes, episodes.facts, values)
         self._steps(episodes, reports_of(episodes), range(len(episodes)), values)
         return RolloutSummary.of(episodes)
 
-    def _note_in_bulk(self, episodes: Episodes, values: Tensor | None) -> RolloutSummary:
-        facts = episodes.facts or facts_of(episodes.reports)
+    def _note_in_bulk(self, episodes: Episodes, facts: Facts, values: Tensor | None) -> RolloutSummary:
         rows = sample(episodes.draw)
         chosen = episodes.select(rows)
         reports = chosen.reports or render(facts, rows)

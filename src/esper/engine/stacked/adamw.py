@@ -1,6 +1,6 @@
 """AdamW for many networks at once: each has its own rate, warm-up, decay and number of steps.
 
-All of these are known before an epoch begins, so they are tables with one line per update, and an update reads its line:
+All of these are known before an epoch begins, so they are tables with one line per update. An update reads its line:
 a CUDA graph of one update can be replayed for the whole epoch. Networks that make fewer updates than others stand still
 for the rest: weights, moments and step counts.
 """
@@ -81,7 +81,7 @@ class Moments:
 def rate_table(course: Course, steps: Tensor, young: Tensor, updates: int, dtype: torch.dtype) -> Tensor:
     """[updates, m, 6]: what each update needs to know of each row; `updates` is the most of any network in the epoch.
 
-    `steps` [m] that each row has made; `young` [m] bool: its rate rises over its first epoch's updates, as a seed's does.
+    `steps` [m] that each row has made; `young` [m] bool: its rate rises over its first epoch, as a seed's does.
     """
     update = torch.arange(updates, device=steps.device)[:, None]  # [updates, 1]
     active = update < course.updates
@@ -99,8 +99,8 @@ class Updates:
     """An epoch's updates of one set of weights."""
 
     def __init__(self, worked: Moments, table: Tensor, made: Tensor, real: Tensor, *, same: bool) -> None:
-        """`table` is the rows' part of `rate_table`, `made` [m] the updates that each row will have made; `real` [m, P] is
-        what is no padding; `same`: all rows make all updates."""
+        """`table` is the rows' part of `rate_table`, `made` [m] the updates that each row will have made; `real` [m, P]
+        is what is no padding; `same`: all rows make all updates."""
         self._kernels = kernels_for(worked.values)
         blocks = 1
         if self._kernels is not None:

@@ -17,7 +17,7 @@ class Capture:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device)
+        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._pool = torch.cuda.graph_pool_handle()
         # A pool is given back to the device when its last graph goes; an empty one keeps it.
         self._keeper = torch.cuda.CUDAGraph()

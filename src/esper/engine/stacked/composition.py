@@ -55,7 +55,8 @@ class Lives:
     @property
     def removable(self) -> NDArray[np.bool_]:
         """Acting, and not kept for good: what a leave-one-out is measured of."""
-        return self.acting & (self.stage != Stage.FOSSILIZED)
+        found: NDArray[np.bool_] = self.acting & (self.stage != Stage.FOSSILIZED)
+        return found
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +106,9 @@ class SlotRows:
     gates: Gates | None
     without: Tensor
     """Rows that go on a second time without their seed."""
-    attached_sizes: tuple[int, ...]
+    attached_sizes: list[int]
     """By part."""
-    detached_sizes: tuple[int, ...]
+    detached_sizes: list[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +187,8 @@ def _slot(
         moved(young),
         _gates(lives.gated[:, slot], _joined(attached), everyone, young, device),
         moved(left),
-        tuple(len(one) for one in attached),
-        tuple(len(one) for one in detached),
+        [len(one) for one in attached],
+        [len(one) for one in detached],
     )
     return rows, young, left
 

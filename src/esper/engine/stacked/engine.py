@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -83,15 +84,15 @@ class StackedEngine:
     def _describe(self) -> None:
         """What does not change: sizes, limits, layouts."""
         n, width, names = self.networks, self.width, len(blueprint_names())
-        real = {"dtype": torch.float64, "device": self.device}
-        self.seed_sizes = torch.full((n, width, names), math.nan, **real)  # type: ignore[arg-type]
+        real: Any = {"dtype": torch.float64, "device": self.device}
+        self.seed_sizes = torch.full((n, width, names), math.nan, **real)
         self.gate_sizes = torch.zeros((n, width), dtype=torch.int64, device=self.device)
         self.layout = torch.zeros((n, width), dtype=torch.int64, device=self.device)
-        self.channels = torch.zeros((n, width), **real)  # type: ignore[arg-type]
-        self.position = torch.zeros((n, width), **real)  # type: ignore[arg-type]
-        self.host_parameters = torch.zeros(n, **real)  # type: ignore[arg-type]
-        self.budget = torch.zeros(n, **real)  # type: ignore[arg-type]
-        self.max_seeds = torch.zeros(n, **real)  # type: ignore[arg-type]
+        self.channels = torch.zeros((n, width), **real)
+        self.position = torch.zeros((n, width), **real)
+        self.host_parameters = torch.zeros(n, **real)
+        self.budget = torch.zeros(n, **real)
+        self.max_seeds = torch.zeros(n, **real)
         self.horizon = torch.zeros(n, dtype=torch.int64, device=self.device)
         self.classes = torch.zeros(n, dtype=torch.int64, device=self.device)
         for stack, places in zip(self.stacks, self.places, strict=True):
@@ -99,7 +100,7 @@ class StackedEngine:
             self.seed_sizes[places, :stages], self.gate_sizes[places, :stages] = stack.costs()
             self.layout[places, :stages] = _LAYOUTS.index(problems.form.layout)
             self.channels[places, :stages] = problems.widths.double()
-            self.position[places, :stages] = torch.arange(stages, **real) / max(1, stages - 1)  # type: ignore[arg-type]
+            self.position[places, :stages] = torch.arange(stages, **real) / max(1, stages - 1)
             self.host_parameters[places] = stack.hosts.table.sizes.double()
             self.budget[places], self.max_seeds[places] = problems.budget.double(), problems.max_seeds.double()
             self.horizon[places] = problems.horizon
@@ -121,7 +122,7 @@ class StackedEngine:
         self.governor = GovernorColumns(accuracy, loss)
         return accuracy, loss
 
-    # -- one epoch -------------------------------------------------------------------------------------------------------
+    # -- one epoch -----------------------------------------------------------------------------------------------------
 
     def step(self, actions: Tensor, allowed: Tensor, active: Tensor) -> EpochColumns:
         """Act, train, measure, move on. `actions` [N, heads]; `allowed` [N] bool: the action is legal; networks that
@@ -232,7 +233,7 @@ class StackedEngine:
         last = self.epoch + 1 >= self.horizon
         self.columns.end_epoch(active & (~healthy | ~last))
 
-    # -- parts -----------------------------------------------------------------------------------------------------------
+    # -- parts ---------------------------------------------------------------------------------------------------------
 
     def evaluate_test(self) -> tuple[Tensor, Tensor]:
         """Accuracy and loss [N] on the test sets. For judging only: nothing that learns may look at it."""

@@ -96,7 +96,7 @@ class Norm(torch.autograd.Function):
         return y.view(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> Any:
         extent, examples, relu = ctx.settings
         x, rstd, weight, other, mean = ctx.saved_tensors
         dy, kernels = dy.contiguous(), kernels_for(dy)
@@ -182,7 +182,7 @@ class BatchNorm(torch.autograd.Function):
         return y.view(x.shape), mean, variance
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor, *_: Tensor) -> Any:
         (extent, relu), kernels, dy = ctx.settings, kernels_for(dy), dy.contiguous()
         if kernels is not None:
             x, mean, weight, bias, variance = ctx.saved_tensors
@@ -202,7 +202,7 @@ class BatchNorm(torch.autograd.Function):
 
 
 def _windows(sizes: Sequence[int], kernel: int) -> list[tuple[slice, ...]]:
-    """What each tap sees of positions that are padded by half a kernel on each side, in the order of torch's kernels."""
+    """What each tap sees of positions padded by half a kernel on each side, in the order of torch's kernels."""
     if len(sizes) == 1:
         return [(slice(i, i + sizes[0]),) for i in range(kernel)]
     taps = range(kernel)
@@ -227,7 +227,7 @@ class Patches(torch.autograd.Function):
         return torch.cat([around[:, *window] for window in _windows(sizes, kernel)], -1)
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> Any:
         kernel, kernels = ctx.kernel, kernels_for(dy)
         if kernels is not None:
             return kernels.patches_backward(dy.contiguous(), kernel), None
@@ -257,7 +257,7 @@ class Depthwise(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, dy: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dy: Tensor) -> Any:
         x, weight = ctx.saved_tensors
         kernel, dy, kernels = ctx.kernel, dy.contiguous(), kernels_for(dy)
         if kernels is not None:

@@ -1,7 +1,8 @@
-"""The built-in hosts for many networks of one form at once: `TokenHost`, `Conv1dHost` and `Conv2dHost` over padded channels.
+"""The built-in hosts for many networks of one form at once: `TokenHost`, `Conv1dHost`, `Conv2dHost`, channels padded.
 
-`tasks/hosts.py` and `tasks/token_host.py` stay the reference. A stage maps [V, *sizes, batch, channels]; its slot is its
-output; pooling follows. Sizes, kernels, pools and what a stage has are columns, so hosts of different shape are one stack.
+`tasks/hosts.py` and `tasks/token_host.py` stay the reference. A stage maps [V, *sizes, batch, channels]; its slot is
+its output; pooling follows. Sizes, kernels, pools and what a stage has are columns, so hosts of different shape are
+one stack.
 """
 
 from __future__ import annotations
@@ -95,7 +96,7 @@ class StackedHosts:
         classes = torch.full_like(self.problems.features, self.form.classes)
         return linear("head", Axis(((classes, self.form.classes),)), self._outputs(self.form.stages - 1))
 
-    # -- the pass -------------------------------------------------------------------------------------------------------
+    # -- the pass ------------------------------------------------------------------------------------------------------
 
     def constants(self, stage: int, rows: Tensor, attending: Tensor) -> Constants:
         """What the pass through a stage needs to know of the networks `rows` [V], of which `attending` attend."""

@@ -1,8 +1,8 @@
 """What networks compute, for V of them at once: activations are [V, *sizes, batch, channels], weights [V, out, in].
 
 Channels are the last axis in every layout, so that a map of single positions is one batched product of matrices, and
-vectors, sequences, series and images share all code; sizes stand before the batch, so that pooling by each network's own
-factor is one more product. Channels beyond a network's true width, and positions beyond its true sizes, are zero.
+vectors, sequences, series and images share all code; sizes stand before the batch, so that pooling by each network's
+own factor is one more product. Channels beyond a network's true width, and positions beyond its true sizes, are zero.
 """
 
 from __future__ import annotations
@@ -105,8 +105,8 @@ def attend(
         query, key, value = (F.pad(t, (0, more)) for t in (query, key, value))
         heads = None if heads is None else F.pad(heads, (0, more))
     if heads is None:
-        parts = (t.reshape(networks * batch, 1, count, t.shape[-1]) for t in (query, key, value))
-        seen = _attention(*parts, causal)
+        query, key, value = (t.reshape(networks * batch, 1, count, t.shape[-1]) for t in (query, key, value))
+        seen = _attention(query, key, value, causal)
         seen = seen.view(networks, batch, count, -1)
     else:
         split = query.unsqueeze(2) * heads[:, None, :, None].to(query.dtype)  # [V, batch, H, positions, channels]

@@ -1,7 +1,8 @@
 """The parameters of many networks in one tensor [N, P]: padded to the widest, filled from counted random numbers.
 
-A network of true sizes has zeros where others are wider. The optimizer leaves them alone (`real`): a padded channel that
-is zero may have a gradient, because a norm's mean reads it. So padding changes no number. Tensors keep torch's own order of axes, so that a plain module is a slice.
+A network of true sizes has zeros where others are wider. The optimizer leaves them alone (`real`): a padded channel
+that is zero may have a gradient, because a norm's mean reads it. So padding changes no number. Tensors keep torch's own
+order of axes, so that a plain module is a slice.
 """
 
 from __future__ import annotations
@@ -156,7 +157,7 @@ class Table:
 
     def split(self, flat: Tensor) -> dict[str, Tensor]:
         """[n, P] as tensors [n, *shape] by name: views, with one gradient for all of them."""
-        pieces = flat.split(self.numbers, 1)
+        pieces = torch.split(flat, self.numbers, 1)
         return {
             parameter.name: piece.view(len(flat), *parameter.shape)
             for parameter, piece in zip(self.parameters, pieces, strict=True)
@@ -164,8 +165,8 @@ class Table:
 
     def state_dict(self, flat: Tensor, row: int) -> dict[str, Tensor]:
         """The tensors of one network, without padding: as its plain module has them."""
-        found, real = {}, self.real[row].split(self.numbers)
-        for parameter, piece, valid in zip(self.parameters, flat[row].split(self.numbers), real, strict=True):
+        found, real = {}, torch.split(self.real[row], self.numbers)
+        for parameter, piece, valid in zip(self.parameters, torch.split(flat[row], self.numbers), real, strict=True):
             shape = [int(axis.true[row]) for axis in parameter.axes]
             found[parameter.name] = piece[valid].reshape(shape).clone()
         return found

@@ -94,7 +94,7 @@ class StackedPass:
         `statistics` are those that batch norms shall use, of [networks, variants] at each stage; None is training.
         """
         hosts, seen = self.hosts, []
-        pieces = leaves.host.split([table.width for table in hosts.tables], 1)
+        pieces = torch.split(leaves.host, [table.width for table in hosts.tables], 1)
         constant = leaves.host.detach()
         h = x
         for stage in range(hosts.form.stages):
@@ -130,8 +130,11 @@ class StackedPass:
     ) -> tuple[Tensor, Tensor]:
         """What seeds make of the attached and the detached rows, in their order."""
         grown, shadows = [], []
-        pieces = zip(attached.split(rows.attached_sizes), detached.split(rows.detached_sizes), strict=True)
-        for i, (acting, young) in enumerate(pieces):
+        acting_pieces, young_pieces = (
+            torch.split(attached, rows.attached_sizes),
+            torch.split(detached, rows.detached_sizes),
+        )
+        for i, (acting, young) in enumerate(zip(acting_pieces, young_pieces, strict=True)):
             part, leaf, constants = rows.parts[i], leaves.parts[slot][i], self._parts[slot][i]
             name = blueprint_names()[part.blueprint]
             batched, table = self.known.blueprints[name], self.known.tables[slot][name]
@@ -142,7 +145,7 @@ class StackedPass:
                 else (young if part.incubating else acting)
             )
             out = batched.forward(weights, constants, inputs).to(inputs.dtype)  # in bfloat16, sums of both are float32
-            shadow, changed = out.split([part.incubating, len(out) - part.incubating])
+            shadow, changed = torch.split(out, [part.incubating, len(out) - part.incubating])
             shadows.append(shadow)
             grown.append(changed)
         return torch.cat(grown), torch.cat(shadows)

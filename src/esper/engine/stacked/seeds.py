@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.engine.stacked import operations as ops
-from esper.engine.stacked.functions import Extent
+from esper.engine.stacked.functions import Extent, spread
 from esper.engine.stacked.parameters import Axis, Parameter, affine, linear, weight_and_bias
 from esper.growth.blueprints import Layout
 
@@ -127,7 +127,7 @@ class BatchedBlueprint:
     parameters: Callable[[Place], list[Parameter]]
     constants: Callable[[Place], Constants]
     forward: Callable[[Weights, Constants, Tensor], Tensor]
-    """(weights, constants, h [V, *sizes, batch, channels]) → the same shape; what it gives beyond true positions is cut off."""
+    """(weights, constants, h [V, *sizes, batch, channels]) → the same shape; what is beyond true positions is cut."""
 
 
 def _example_norm(w: Weights, name: str, extent: Extent, h: Tensor, *, relu: bool = False) -> Tensor:
@@ -152,7 +152,7 @@ def _nothing(place: Place) -> Constants:
     return {}
 
 
-# -- norm ---------------------------------------------------------------------------------------------------------------
+# -- norm --------------------------------------------------------------------------------------------------------------
 
 
 def _norm_parameters(place: Place) -> list[Parameter]:
@@ -162,7 +162,7 @@ def _norm_parameters(place: Place) -> list[Parameter]:
 
 
 def _mixed_norm(w: Weights, h: Tensor, normed: Tensor) -> Tensor:
-    return h + torch.tanh(ops.spread(w["mix"].flatten(1), h)) * (normed - h)
+    return h + torch.tanh(spread(w["mix"].flatten(1), h)) * (normed - h)
 
 
 def _conv_norm(w: Weights, k: Constants, h: Tensor) -> Tensor:
@@ -173,7 +173,7 @@ def _feature_norm(w: Weights, k: Constants, h: Tensor) -> Tensor:
     return _mixed_norm(w, h, _position_norm(w, "norm", k["h"], h))
 
 
-# -- feature maps -------------------------------------------------------------------------------------------------------
+# -- feature maps ------------------------------------------------------------------------------------------------------
 
 
 def _squeeze_parameters(place: Place) -> list[Parameter]:
@@ -255,7 +255,7 @@ def _bottleneck(w: Weights, k: Constants, h: Tensor) -> Tensor:
     return h + ops.convolve(waist, w["body.6.weight"], w["body.6.bias"])
 
 
-# -- attention ----------------------------------------------------------------------------------------------------------
+# -- attention ---------------------------------------------------------------------------------------------------------
 
 
 FAR_BELOW = -1e9
@@ -310,7 +310,7 @@ def _sequence_attention(w: Weights, k: Constants, h: Tensor) -> Tensor:
     return h + ops.linear(seen, w["out.weight"], w["out.bias"])
 
 
-# -- each position by itself ---------------------------------------------------------------------------------------------
+# -- each position by itself -------------------------------------------------------------------------------------------
 
 
 def _low_rank(most: int) -> BatchedBlueprint:
@@ -374,7 +374,7 @@ BATCHED: dict[Layout, dict[str, BatchedBlueprint]] = {
 }
 
 
-# -- the gate of the blend "gated" ----------------------------------------------------------------------------------------
+# -- the gate of the blend "gated" -------------------------------------------------------------------------------------
 
 
 def gate_parameters(place: Place) -> list[Parameter]:

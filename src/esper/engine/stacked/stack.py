@@ -1,7 +1,7 @@
 """The networks of some problems of one form: weights, optimizer, statistics, seeds; trained and measured as one.
 
 The state is columns over all networks. A slot has room for the largest seed; a smaller one uses the first columns.
-An epoch works on copies of what takes part in it and writes them back, so networks whose episodes are over cost nothing.
+An epoch works on copies of what takes part in it and writes them back: networks whose episodes are over cost nothing.
 """
 
 from __future__ import annotations
@@ -101,7 +101,7 @@ class Stack:
         ]
         return torch.stack(found, 1), torch.stack([table.sizes for table in self.gate_tables], 1)
 
-    # -- a seed begins ---------------------------------------------------------------------------------------------------
+    # -- a seed begins -------------------------------------------------------------------------------------------------
 
     def plant(self, rows: Tensor, slot: Tensor, blueprint: Tensor, born: Tensor) -> None:
         """Seeds of these networks [m]: `born` is the number of each one's seed, from 1 on."""
@@ -119,7 +119,7 @@ class Stack:
                 private.mean[some, int(place)] = running.mean[some]
                 private.variance[some, int(place)] = running.variance[some]
 
-    # -- one epoch -------------------------------------------------------------------------------------------------------
+    # -- one epoch -----------------------------------------------------------------------------------------------------
 
     def course(self, rows: Tensor) -> Course:
         p = self.problems

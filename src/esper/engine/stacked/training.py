@@ -75,8 +75,8 @@ class EpochOfUpdates:
         course = self.course.of(owners)
         young = torch.arange(len(owners), device=stack.device) >= len(self.rows)
         steps = torch.cat([one.steps for one in worked])
-        rates = rate_table(course, steps, young, self.updates, stack.dtype).split(sizes, 1)
-        made = course.updates.split(sizes)
+        rates = torch.split(rate_table(course, steps, young, self.updates, stack.dtype), sizes, 1)
+        made = torch.split(course.updates, sizes)
         self.all = [
             Updates(one, rates[i], made[i], table.real[self.rows[networks]], same=self.same)
             for i, (one, (_, networks, table)) in enumerate(zip(worked, sets, strict=True))
@@ -108,13 +108,13 @@ class EpochOfUpdates:
         networks = self.composition.variants[stage]
         return networks, self.composition.variant_slots[: len(networks)]
 
-    # -- one update ------------------------------------------------------------------------------------------------------
+    # -- one update ----------------------------------------------------------------------------------------------------
 
     def update(self) -> None:
         """The update whose number is in `counter`."""
         index = (self.plan.index_select(0, self.counter)[0] + self._first).flatten()
         shape = (len(self.rows), -1)
-        x = self._x.index_select(0, index).unflatten(0, shape).to(self.stack.dtype).movedim(1, -2)
+        x = torch.unflatten(self._x.index_select(0, index), 0, shape).to(self.stack.dtype).movedim(1, -2)
         y = self._y.index_select(0, index).view(shape)[self.networks]  # [rows of the pass, batch]
         with self.stack.arithmetic():
             out, seen = self.run_pass(self.leaves, x, None)
@@ -142,7 +142,7 @@ class EpochOfUpdates:
         for _ in range(self.updates):
             self.update()
 
-    # -- the end ---------------------------------------------------------------------------------------------------------
+    # -- the end -------------------------------------------------------------------------------------------------------
 
     def statistics(self, stage: int) -> tuple[Statistics, Statistics]:
         """As `Stack.statistics`, after the updates."""
