@@ -268,3 +268,47 @@ class Depthwise(torch.autograd.Function):
             dw[:, :, tap] = (around[:, *window] * dy).sum(axes)
             given[:, *window].addcmul_(dy, spread(weight[:, :, tap], x))
         return given[:, *windows[len(windows) // 2]].contiguous(), dw, None
+
+
+class Fork(torch.autograd.Function):
+    """h itself, and some of its rows. Their gradients are added in place: h must have one reader, `Join`."""
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.save_for_backward(rows)
+        return h.view_as(h), h.index_select(0, rows)
+
+    @staticmethod
+    def backward(ctx: Any, dh: Tensor, chosen: Tensor) -> Any:  # type: ignore[override]
+        (rows,) = ctx.saved_tensors
+        return dh.index_add_(0, rows, chosen), None
+
+
+class Join(torch.autograd.Function):
+    """What leaves a slot: h with some rows replaced, then new rows, then some rows of h a second time.
+
+    One pass over memory in each direction; index_copy, cat and their gradients would make six.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, changed: Tensor, added: Tensor, rows: Tensor, again: Tensor) -> Tensor:
+        ctx.save_for_backward(rows, again)
+        ctx.sizes = len(h), len(added)
+        first, second = len(h), len(h) + len(added)
+        out = h.new_empty((second + len(again), *h.shape[1:]))
+        out[:first].copy_(h)
+        out.index_copy_(0, rows, changed)
+        out[first:second].copy_(added)
+        out[second:].copy_(h.index_select(0, again))
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, given: Tensor) -> Any:  # type: ignore[override]
+        rows, again = ctx.saved_tensors
+        first, added = ctx.sizes
+        second = first + added
+        dh = given[:first].clone()
+        dh.index_fill_(0, rows, 0.0)
+        if len(again):
+            dh.index_add_(0, again, given[second:])
+        return dh, given.index_select(0, rows), given[first:second], None, None

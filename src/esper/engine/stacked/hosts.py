@@ -108,7 +108,7 @@ class StackedHosts:
         return found | {"attending": attending, "attending_norm": norm.of(some), "scale": scale[some]}
 
     def after_slot(self, stage: int, rows: Tensor) -> Constants:
-        """The same for what follows the stage's slot: cutting off, and pooling."""
+        """The same for the pooling that follows the stage's slot."""
         return chosen(self._of_pools[stage], rows)
 
     def head_constants(self, rows: Tensor) -> Constants:
@@ -134,10 +134,7 @@ class StackedHosts:
 
     @cached_property
     def _of_pools(self) -> list[Constants]:
-        return [
-            {"valid": self.place(stage).valid() if self.is_map else None} | self._pooling(stage)
-            for stage in range(self.form.stages)
-        ]
+        return [self._pooling(stage) for stage in range(self.form.stages)]
 
     def _pooling(self, stage: int) -> Constants:
         factors, device = self.problems.pools[:, stage], self.problems.pools.device
@@ -197,9 +194,14 @@ class StackedHosts:
         mixed = ops.attend(query, key, value, None, k["scale"], causal=True)
         return x.index_add(0, rows, ops.linear(mixed, own["out.weight"], own["out.bias"]).to(x.dtype))
 
-    def cut(self, k: Constants, x: Tensor) -> Tensor:
-        """Zero where there is no position. Sequences need it nowhere: nothing reads what is beyond their end."""
-        return _cut(k["valid"], x)
+    def cut(self, slot: int, rows: Tensor, x: Tensor) -> Tensor:
+        """Zero where the networks `rows` have no position. Sequences need it nowhere: nothing reads beyond their end."""
+        valid = self._valid[slot]
+        return x if valid is None else x * valid.index_select(0, rows).to(x.dtype)
+
+    @cached_property
+    def _valid(self) -> list[Tensor | None]:
+        return [self.place(slot).valid() if self.is_map else None for slot in range(self.form.stages)]
 
     def pool(self, stage: int, k: Constants, x: Tensor) -> Tensor:
         how, sizes = k["pool"], self.sizes[stage + 1]

@@ -13,8 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.engine.stacked import operations as ops
 from esper.engine.stacked import seeds
 from esper.engine.stacked.composition import Composition, SlotRows
+from esper.engine.stacked.functions import Fork, Join
 from esper.engine.stacked.hosts import StackedHosts, Statistics
 from esper.engine.stacked.parameters import Table
 from esper.engine.stacked.seeds import BATCHED, Constants, chosen
@@ -76,6 +78,10 @@ class StackedPass:
             # What follows a slot has rows for the variants that begin there, too.
             self._after.append(self.hosts.after_slot(stage, everyone[stage + 1]))
         self._head = self.hosts.head_constants(everyone[-1])
+        # Networks of the rows that seeds change, and of those whose shadows begin, at each slot.
+        slots = list(zip(composition.slots, everyone, strict=False))
+        self._attached = [everyone_[found.attached] for found, everyone_ in slots]
+        self._detached = [rows[found.detached] for found, _ in slots]
         names = blueprint_names()
         self._parts = [
             [chosen(known.seed_constants(slot, names[part.blueprint]), rows[part.networks]) for part in found.parts]
@@ -115,15 +121,20 @@ class StackedPass:
         rows, hosts = self.composition.slots[slot], self.hosts
         if not rows.parts:
             return h
-        attached, detached = h.index_select(0, rows.attached), h.detach().index_select(0, rows.detached)
+        detached = h.detach().index_select(0, rows.detached)
+        h, attached = Fork.apply(h, rows.attached)  # type: ignore[no-untyped-call]
         grown, shadows = self._grown(slot, leaves, rows, attached, detached)
         gates = self._gates[slot]
         if gates is not None:
             grown, shadows = self._gated(slot, leaves, torch.cat([attached, detached]), torch.cat([grown, shadows]))
         weight = rows.alpha.view(-1, *[1] * (h.dim() - 1))
-        changed = h.index_copy(0, rows.attached, torch.lerp(attached, grown, weight.to(grown.dtype)))
+        changed = torch.lerp(attached, grown, weight.to(grown.dtype))
         # Biases of seeds reach beyond the true positions of a feature map.
-        return hosts.cut(self._after[slot], torch.cat([changed, shadows, h.index_select(0, rows.without)]))
+        changed, shadows = (
+            hosts.cut(slot, self._attached[slot], changed),
+            hosts.cut(slot, self._detached[slot], shadows),
+        )
+        return ops.apply(Join, h, changed, shadows, rows.attached, rows.without)
 
     def _grown(
         self, slot: int, leaves: Leaves, rows: SlotRows, attached: Tensor, detached: Tensor
