@@ -195,7 +195,7 @@ class StackedHosts:
         return x.index_add(0, rows, ops.linear(mixed, own["out.weight"], own["out.bias"]).to(x.dtype))
 
     def cut(self, slot: int, rows: Tensor, x: Tensor) -> Tensor:
-        """Zero where the networks `rows` have no position. Sequences need it nowhere: nothing reads beyond their end."""
+        """Zero where the networks `rows` have no position. Sequences do not need it: nothing reads beyond their end."""
         valid = self._valid[slot]
         return x if valid is None else x * valid.index_select(0, rows).to(x.dtype)
 
