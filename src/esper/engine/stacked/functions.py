@@ -279,7 +279,7 @@ class Fork(torch.autograd.Function):
         return h.view_as(h), h.index_select(0, rows)
 
     @staticmethod
-    def backward(ctx: Any, dh: Tensor, chosen: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, dh: Tensor, chosen: Tensor) -> Any:
         (rows,) = ctx.saved_tensors
         return dh.index_add_(0, rows, chosen), None
 
@@ -303,7 +303,7 @@ class Join(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, given: Tensor) -> Any:  # type: ignore[override]
+    def backward(ctx: Any, given: Tensor) -> Any:
         rows, again = ctx.saved_tensors
         first, added = ctx.sizes
         second = first + added
