@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import fields
 
 import pytest
 import torch
 from torch import Tensor
 
+from esper.tasks.family import Draw
 from esper.tasks.joining import Groups, join_groups
 from esper.tasks.problems import Problems
 from esper.tasks.stacking import Plans, stacked_problems
@@ -60,6 +62,29 @@ def test_trouble_in_drawing_reaches_who_waits() -> None:
     try:
         with pytest.raises(ValueError, match="cannot be stacked"):
             ahead.problems([0], False, CPU)
+    finally:
+        ahead.close()
+
+
+class Faulty(ShortFamily):
+    """A draw fails, and the one after it takes longer."""
+
+    def draw(self, number: int, *, held_out: bool = False) -> Draw:
+        if number == 0:
+            raise OSError("a draw that fails")
+        time.sleep(0.5 * (number == 1))
+        return super().draw(number, held_out=held_out)
+
+
+def test_after_trouble_no_answer_is_taken_for_that_of_other_draws(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.training.drawing.CHUNK", 1)
+    ahead = DrawAhead(Faulty("mixed/vector", examples=40), 2)
+    try:
+        with pytest.raises(OSError, match="a draw that fails"):
+            ahead.problems([0, 1], False, CPU)
+        with pytest.raises(RuntimeError, match="were ended") as ended:
+            ahead.problems([10, 11], False, CPU)
+        assert isinstance(ended.value.__cause__, OSError)
     finally:
         ahead.close()
 

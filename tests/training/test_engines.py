@@ -9,11 +9,14 @@ from pathlib import Path
 import pytest
 import torch
 from tiny_family import TinyFamily
+from torch import nn
 
 from esper.cli import main
 from esper.engine.precision import Precision
 from esper.engine.stacked import memory
+from esper.env.stacked_env import StackedEnv
 from esper.errors import RefusedError
+from esper.growth.blueprints import registry
 from esper.tasks.family import Family, get_family
 from esper.training.comparison import compare
 from esper.training.engines import FEWEST, MOST, check_memory, choose_engine, stack_size
@@ -51,6 +54,27 @@ def test_what_a_stack_cannot_do_is_left_to_other_engines() -> None:
     assert choose_engine("auto", VECTORS, "cuda", precision=Precision.TF32).name == "graphs"
     assert choose_engine("auto", VECTORS, "cuda", precision=Precision.BF16).name == "stacked"
     assert choose_engine("eager", VECTORS, "cuda").name == "eager"
+
+
+def test_blueprints_of_users_are_never_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "_REGISTRY", {name: dict(entry) for name, entry in registry._REGISTRY.items()})
+
+    @registry.blueprint("users", "dense")
+    class Users(nn.Module):
+        def __init__(self, channels: int, layout: str) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(channels))
+
+        def forward(self, h: torch.Tensor) -> torch.Tensor:
+            return h * self.scale
+
+    chosen = choose_engine("auto", VECTORS, "cpu")
+    assert (chosen.name, chosen.reason) == ("eager", "the blueprints users have no stacked form")
+    with pytest.raises(RefusedError, match="users"):
+        choose_engine("stacked", VECTORS, "cpu")
+    with pytest.raises(ValueError, match="without a stacked form: users"):
+        StackedEnv(VECTORS, 2).reset([0, 1])
+    assert choose_engine("auto", get_family("mixed/series"), "cuda").name == "stacked"  # it does not grow there
 
 
 @pytest.mark.parametrize(

@@ -143,5 +143,5 @@ def allowed(actions: Tensor, masks: ActionMasks) -> Tensor:
     row, width = torch.arange(len(actions), device=actions.device), masks.blueprint.shape[1]
     at = slot.clamp(0, max(0, width - 1))
     grows = masks.blueprint[row, at, blueprint.clamp(min=0)] & masks.blend[row, at, blend] & (blueprint >= 0)
-    here = (slot < width) & masks.slot[row, op, at] & torch.where(op == Op.GERMINATE, grows, True)
+    here = (slot >= 0) & (slot < width) & masks.slot[row, op, at] & torch.where(op == Op.GERMINATE, grows, True)
     return masks.op[row, op] & ((op == Op.WAIT) | here)

@@ -31,6 +31,8 @@ LARGEST_DATA = 2**15 - 1
 def why_not_stacked(draw: Draw) -> str:
     """Why a draw's problem cannot be part of a stack; empty if it can."""
     task = draw.task
+    if task.numbers is not None:
+        return "its random numbers are counted, and only a family that makes many problems at once can stack those"
     host = _host_class(draw)
     if host not in (TokenHost, Conv1dHost, Conv2dHost):
         return f"its host is {getattr(host, '__name__', host)}, which has no stacked form"
@@ -40,7 +42,25 @@ def why_not_stacked(draw: Draw) -> str:
         return f"it has more than {LARGEST_DATA:,} training examples, and each network of a stack holds its own"
     if task.loss is not cross_entropy or task.score is not percent_correct:
         return "its loss or its score is not that of a classification"
+    return _why_not_grown(draw, _config(draw))
+
+
+def _why_not_grown(draw: Draw, config: dict[str, Any]) -> str:
+    """Why the slots or the classes of a host that has a stacked form differ from those of the stack."""
+    task, stages = draw.task, len(config["widths"])
+    if sorted(task.slots) != sorted(f"stages.{i}" for i in range(stages)):
+        return f"its slots are {', '.join(task.slots)}, not all {stages} stages"
+    if config["classes"] != len(task.labels):
+        return f"its host has {config['classes']} outputs for {len(task.labels)} labels"
+    layout = form_of(draw, config).layout
+    if layout != "dense" and task.visibility != _visibility(layout):
+        return f"its seeds may read {task.visibility!r}, those of {layout} stacks {_visibility(layout)!r}"
     return ""
+
+
+def _visibility(layout: Layout) -> Visibility:
+    """What seeds may read in a stack."""
+    return "causal" if layout == "sequence" else "both"
 
 
 def form_of(draw: Draw, config: dict[str, Any] | None = None) -> Form:
@@ -253,7 +273,6 @@ def slot_shapes(problems: Problems, row: int) -> list[SlotShape]:
     """What passes through each slot of one problem's host."""
     form, sizes, shapes = problems.form, problems.sizes[row], []
     for width, pool in zip(problems.widths[row].tolist(), problems.pools[row].tolist(), strict=True):
-        visibility: Visibility = "causal" if form.layout == "sequence" else "both"  # of seeds of sequences in a stack
-        shapes.append(SlotShape(form.layout, width, tuple(sizes.tolist()), visibility))
+        shapes.append(SlotShape(form.layout, width, tuple(sizes.tolist()), _visibility(form.layout)))
         sizes = sizes // pool
     return shapes

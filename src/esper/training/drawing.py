@@ -42,6 +42,8 @@ class DrawAhead:
         self._thread = ThreadPoolExecutor(1, "draw-ahead")
         self._ahead: dict[_Key, Future[list[Groups]]] = {}
         self._closed = False
+        self._trouble: BaseException | None = None
+        """What ended the processes before they were closed."""
 
     def prepare(self, draws: Sequence[int], *, held_out: bool = False) -> None:
         """Begin to draw these, after those that were asked for before."""
@@ -57,6 +59,9 @@ class DrawAhead:
     def close(self) -> None:
         self._closed = True
         self._thread.shutdown(cancel_futures=True)
+        self._dismiss()
+
+    def _dismiss(self) -> None:
         for worker in self._crew:
             worker.close()
 
@@ -64,8 +69,14 @@ class DrawAhead:
         draws, held_out = key
         jobs = [(draws[start : start + CHUNK], held_out) for start in range(0, len(draws), CHUNK)]
         made: dict[int, Groups] = {}
-        for index, shared in as_they_finish(self._crew, jobs, stop=lambda: self._closed):
-            made[index] = shared.open()  # before its worker gets another job
+        try:
+            for index, shared in as_they_finish(self._crew, jobs, stop=lambda: self._closed):
+                made[index] = shared.open()  # before its worker gets another job
+        except BaseException as error:
+            # What the others still work on would be taken for the answers to the next draws.
+            self._closed, self._trouble = True, error
+            self._dismiss()
+            raise
         if len(made) < len(jobs):
-            raise RuntimeError("the processes that draw problems were ended")
+            raise RuntimeError("the processes that draw problems were ended") from self._trouble
         return [made[index] for index in range(len(jobs))]

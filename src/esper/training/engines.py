@@ -2,7 +2,8 @@
 
 - *eager*: network by network, any host, any device.
 - *graphs*: the same as CUDA graphs, on a GPU.
-- *stacked*: all networks of one form as one (`engine/stacked`): generated families whose hosts have a stacked form.
+- *stacked*: all networks of one form as one (`engine/stacked`): families whose hosts, and all that may grow in them,
+  have a stacked form.
 """
 
 from __future__ import annotations
@@ -17,9 +18,11 @@ import torch
 from esper.config import EngineName, EngineOption
 from esper.engine.precision import Precision
 from esper.engine.stacked.memory import available, memory_of
+from esper.engine.stacked.seeds import without_batched_form
 from esper.env.growth_env import GrowthEnv
 from esper.env.stacked_env import StackedEnv
 from esper.errors import RefusedError
+from esper.growth.blueprints import Layout
 from esper.tasks.family import Family
 from esper.tasks.stacking import BatchedFamily, form_of, stacked_problems, why_not_stacked
 
@@ -60,7 +63,7 @@ def choose_engine(
     if wanted in ("eager", "graphs"):
         return Engine(wanted, "asked for")
     refusal, layouts = _survey(family, first)
-    refusal = _unsuited(precision, compiled) or refusal
+    refusal = _unsuited(precision, compiled) or refusal or _ungrown(layouts)
     if wanted == "stacked":
         if refusal:
             raise RefusedError(f"--engine stacked cannot train {family.name}: {refusal}; use --engine auto")
@@ -85,16 +88,21 @@ def _unsuited(precision: Precision, compiled: bool) -> str:
     return "stacks have no tf32" if precision is Precision.TF32 else ""
 
 
+def _ungrown(layouts: set[Layout]) -> str:
+    names = dict.fromkeys(name for layout in sorted(layouts) for name in without_batched_form(layout))
+    return f"the blueprints {', '.join(names)} have no stacked form" if names else ""
+
+
 def _round(family: Family, first: int) -> range:
     return range(first, first + getattr(family, "round", ROUND))
 
 
-def _survey(family: Family, first: int) -> tuple[str, set[str]]:
+def _survey(family: Family, first: int) -> tuple[str, set[Layout]]:
     """The first kind of problem that cannot be stacked, with the reason (empty if all can), and the hosts' layouts."""
     if isinstance(family, BatchedFamily):
         made = family.problems(_round(family, first), held_out=False, device="cpu")
         return "", {problems.form.layout for _, problems in made}
-    layouts: set[str] = set()
+    layouts: set[Layout] = set()
     for number in _round(family, first):
         draw = family.draw(number)
         if refusal := why_not_stacked(draw):

@@ -13,10 +13,13 @@ from dataclasses import replace
 from itertools import product
 
 import pytest
+import torch
 from side_by_side import DEVICES, EVERYTHING, ON_CUDA, OPEN, Differences, Small, Turns, compare_episodes, with_nan
 
-from esper.actions import BLENDS
+from esper.actions import BLENDS, Op
 from esper.engine.stacked.seeds import BATCHED
+from esper.env.growth_env import GrowthEnv
+from esper.env.stacked_env import StackedEnv
 from esper.growth.blueprints import Layout
 from esper.lifecycle import Rules
 from esper.tasks.disguised import Disguised
@@ -106,3 +109,23 @@ def test_longer_episodes_of_other_draws_under_the_rules_as_they_are(layout: Layo
     family = Small(family_of(layout), updates=lambda number: 5 + number % 3, train=400, val=200, horizon=20)
     found, _ = compare_episodes(family, range(24, 48), rules=Rules(), seed=2, device=device)
     check(found, device)
+
+
+def test_heads_that_an_operation_does_not_use_are_not_reported() -> None:
+    """Counts by slot and blueprint (`training/bulk.py`) would tell them apart."""
+    env = StackedEnv(Small(EVERYTHING), 2)
+    env.reset([0, 1])
+    facts = env.step(torch.tensor([[1, 2, 1, Op.WAIT], [-1, 0, 2, Op.GERMINATE]])).facts
+    assert facts is not None
+    epoch = facts.epoch
+    assert (epoch.slot[0], epoch.blueprint[0], epoch.blend[0]) == (0, 0, 0)
+    assert (epoch.op.tolist(), epoch.changed.tolist()) == (
+        [Op.WAIT, Op.GERMINATE],
+        [False, False],
+    )  # there is no slot -1
+
+
+def test_too_few_slots_are_refused_as_the_plain_environment_does() -> None:
+    for kind in (GrowthEnv, StackedEnv):
+        with pytest.raises(ValueError, match="room for 1: raise `slots`"):
+            kind(Small(EVERYTHING), 2, slots=1).reset([0, 1])

@@ -12,6 +12,7 @@ import pytest
 import torch
 from side_by_side import EVERYTHING, Small
 
+from esper.tasks.counted_init import DrawNumbers
 from esper.tasks.data import Split, Splits
 from esper.tasks.family import get_family
 from esper.tasks.feed import TensorFeed
@@ -72,3 +73,20 @@ def test_what_cannot_be_stacked_is_refused_with_its_reason() -> None:
     assert "cropped" in why_not_stacked(replace(draw, task=replace(draw.task, augment=True)))
     other = replace(draw, task=replace(draw.task, loss=lambda outputs, targets: outputs.mean()))
     assert "loss" in why_not_stacked(other)
+
+
+def test_a_task_whose_seeds_or_classes_a_stack_would_change_is_refused() -> None:
+    """The stacked networks would be others than those of the plain environment."""
+
+    def reason(name: str, **changes: object) -> str:
+        draw = get_family(name).draw(0)
+        return why_not_stacked(replace(draw, task=replace(draw.task, **changes)))  # type: ignore[arg-type]
+
+    assert "not all 3 stages" in reason("mixed/vector", slots=("stages.1", "stages.2"))
+    assert "outputs for 1 labels" in reason("mixed/vector", labels=("one",))
+    assert "'position'" in reason("mixed/token", visibility="position")
+    assert "'both'" in reason("mixed/token", visibility="both")
+    assert "'causal'" in reason("mixed/series", visibility="causal")
+    assert reason("mixed/vector", visibility="position") == ""  # a vector has one position
+    assert "counted" in reason("mixed/vector", numbers=DrawNumbers(1))
+    assert "counted" in why_not_stacked(get_family("grammar+mixed").draw(0))

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from esper.actions import BLENDS, HEAD_NAMES, Op
+from esper.actions import BLENDS, HEAD_NAMES, HEADS_USED, Op
 from esper.engine.epoch import EpochColumns
 from esper.engine.governor_columns import GovernorColumns
 from esper.engine.stacked.composition import Ints, Lives
@@ -75,6 +75,8 @@ class StackedEngine:
         for (places, problems), _ in zip(groups, self.stacks, strict=True):
             for place in places:
                 slots[place] = problems.form.stages
+        if max(slots) > (width or max(slots)):
+            raise ValueError(f"a network has {max(slots)} slots, and observations have room for {width}: raise `slots`")
         self.columns = SlotColumns.empty(slots, [rules or Rules()] * self.networks, self.device, width)
         self.width = self.columns.present.shape[1]
         self.epoch = 0
@@ -84,6 +86,9 @@ class StackedEngine:
     def _describe(self) -> None:
         """What does not change: sizes, limits, layouts."""
         n, width, names = self.networks, self.width, len(blueprint_names())
+        uses = [[head in HEADS_USED[op] for head in HEAD_NAMES] for op in Op]
+        self._uses = torch.tensor(uses, device=self.device)
+        """[operations, heads] bool"""
         real: Any = {"dtype": torch.float64, "device": self.device}
         self.seed_sizes = torch.full((n, width, names), math.nan, **real)
         self.gate_sizes = torch.zeros((n, width), dtype=torch.int64, device=self.device)
@@ -163,7 +168,8 @@ class StackedEngine:
         parameters = torch.where(healthy, parameters, self.host_parameters + self.columns.size.sum(1))
         self._move_on(results, healthy, active)
         self.epoch += 1
-        slot, blueprint, blend, op = (torch.where(active, head, 0) for head in actions.unbind(1))
+        used = self._uses[actions[:, HEAD_NAMES.index("op")]] & active[:, None]  # [N, heads]
+        slot, blueprint, blend, op = torch.where(used, actions, 0).unbind(1)
         return EpochColumns(
             played=active,
             op=torch.where(active, op, -1),

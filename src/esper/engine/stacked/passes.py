@@ -43,6 +43,8 @@ class Known:
         self.hosts = StackedHosts(problems, dtype)
         self.attends = problems.attends.cpu().numpy()
         layout = problems.form.layout
+        if unknown := seeds.without_batched_form(layout):
+            raise ValueError(f"blueprints without a stacked form: {', '.join(unknown)} ({layout}); use another engine")
         self.blueprints = {name: BATCHED[layout][name] for name in blueprint_names() if name in BATCHED[layout]}
         self.places = [self.hosts.place(slot) for slot in range(problems.form.stages)]
         self.tables = [

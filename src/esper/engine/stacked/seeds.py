@@ -17,7 +17,7 @@ from torch import Tensor
 from esper.engine.stacked import operations as ops
 from esper.engine.stacked.functions import Extent, spread
 from esper.engine.stacked.parameters import Axis, Parameter, affine, linear, weight_and_bias
-from esper.growth.blueprints import Layout
+from esper.growth.blueprints import Layout, SlotShape, fitting
 
 Weights = Mapping[str, Tensor]
 Constants = dict[str, Any]
@@ -372,6 +372,12 @@ BATCHED: dict[Layout, dict[str, BatchedBlueprint]] = {
     "sequence": _SEQUENCES,
     "dense": _FEATURES,
 }
+
+
+def without_batched_form(layout: Layout) -> list[str]:
+    """Blueprints that a plain network could grow in such slots and a stack could not: those of users."""
+    shape = SlotShape(layout, 1, visibility="causal" if layout == "sequence" else "both")
+    return [entry.name for entry in fitting(shape) if entry.name not in BATCHED[layout]]
 
 
 # -- the gate of the blend "gated" -------------------------------------------------------------------------------------
