@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esper.engine import governor
 from esper.engine.governor import FAULTS, Fault, Governor, GovernorSettings
-from esper.engine.governor_columns import GovernorColumns, message
+from esper.engine.governor_columns import GovernorColumns
 from esper.engine.learner import TrainReport
 from esper.engine.measure import Evaluation
 
@@ -126,8 +126,6 @@ def test_rows_get_the_verdicts_of_a_governor_of_their_own(window: int, monkeypat
                 continue
             np.testing.assert_array_equal([seen[row], limits[row]], [verdict.seen, verdict.limit])  # NaN is NaN
             going[row] = False  # a fault ends the episode
-            said = message(code, float(seen[row]), float(limits[row]), epoch.train_loss)
-            assert said == verdict.message if verdict.kind is Fault.NON_FINITE else f"{verdict.limit:.3g}" in said
     assert min(found.values()) >= 10, "every kind of fault was judged"
     assert found[None] > 3000
 

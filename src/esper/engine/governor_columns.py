@@ -123,17 +123,3 @@ class GovernorColumns:
         self._accuracy = torch.where(here, accuracy[:, None], self._accuracy)
         self._training = torch.where(here, train_loss[:, None], self._training)
         self._count = self._count + healthy
-
-
-def message(fault: int, seen: float, limit: float, train_loss: float) -> str:
-    """A fault in words, from what columns keep of it."""
-    kind = FAULTS[fault]
-    if kind is Fault.NON_FINITE:
-        if not math.isfinite(train_loss):
-            return f"the training loss became {train_loss}"
-        if not math.isfinite(seen):
-            return f"the validation loss became {seen}"
-        return "a weight or a running statistic is no longer finite"
-    if kind is Fault.RETURN_TO_CHANCE:
-        return f"the network forgot what it had learnt: the validation loss rose to {seen:.3g} (limit {limit:.3g})"
-    return f"the validation loss jumped to {seen:.3g} (limit {limit:.3g})"

@@ -202,3 +202,21 @@ def test_a_network_whose_episode_is_over_stays_as_it_is_and_padding_stays_zero(d
     for stack in env.engine.stacks:
         padding = ~stack.hosts.table.real
         assert all(bool((tensor[padding] == 0).all()) for tensor in (stack.host.weights, stack.host.first))
+
+
+def test_after_an_error_nothing_goes_on_beside_what_follows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stacks that were queued before it have streams of their own: all are waited for, and only a reset can follow."""
+    env = StackedEnv(Small(EVERYTHING), len(DRAWS))
+    env.reset(DRAWS)
+    stacks, joined = env.engine.stacks, []
+
+    def fail(*given: object) -> None:
+        raise MemoryError("in the last stack")
+
+    monkeypatch.setattr(stacks[-1], "measure", fail)
+    monkeypatch.setattr(Stack, "join", lambda stack: joined.append(stack))
+    with pytest.raises(MemoryError, match="in the last stack"):
+        env.step(torch.zeros((len(DRAWS), 4), dtype=torch.int64))
+    assert joined == stacks
+    with pytest.raises(RuntimeError, match="call reset"):
+        env.step(torch.zeros((len(DRAWS), 4), dtype=torch.int64))

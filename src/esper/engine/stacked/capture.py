@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -43,6 +43,9 @@ class Capture:
         graph.capture_begin(pool=self._pool, capture_error_mode="thread_local")
         try:
             function()
-        finally:
-            graph.capture_end()
+        except BaseException:
+            with suppress(RuntimeError):  # it says that the capture failed, not why
+                graph.capture_end()
+            raise
+        graph.capture_end()
         return graph

@@ -12,12 +12,13 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from esper.actions import BLENDS, HEAD_NAMES, HEADS_USED, Op
 from esper.engine.epoch import EpochColumns
 from esper.engine.governor_columns import GovernorColumns
-from esper.engine.stacked.composition import Ints, Lives
+from esper.engine.stacked.composition import Lives
 from esper.engine.stacked.export import plain_network
 from esper.engine.stacked.stack import Measured, Stack
 from esper.engine.stacked.training import EpochOfUpdates, Trained
@@ -138,21 +139,12 @@ class StackedEngine:
         lives, on = self._lives(), active.cpu().numpy()
         grows = (changed & (actions[:, HEAD_NAMES.index("op")] == Op.GERMINATE)).cpu().numpy()
         parameters = self.host_parameters + self.columns.size.sum(1)
-        epochs, results = [], _Results(self.networks, self.width, self.device)
-        for i, (stack, places) in enumerate(zip(self.stacks, self.places, strict=True)):
-            local = np.flatnonzero(on[self._places_cpu[i]])
-            if len(local) == 0:
-                continue
-            rows = torch.from_numpy(local).to(self.device)
-            own = lives.select(self._places_cpu[i][local]).cut(stack.slots)
-            with stack.own_stream():
-                self._plant(i, actions, grows)
-                epoch, measuring = EpochOfUpdates(stack, rows, own, self.epoch), stack.prepare(rows, own)
-                epoch.run()
-                found = epoch.report(), stack.measure(measuring, epoch)
-            epochs.append((places[rows], epoch, found))
-        for stack in self.stacks:
-            stack.join()
+        try:
+            epochs = self._train(lives, on, actions, grows)
+        finally:  # also after an error: what is freed then must not be in use on another stream
+            for stack in self.stacks:
+                stack.join()
+        results = _Results(self.networks, self.width, self.device)
         for places, _, found in epochs:
             results.take(places, *found)
         fault, seen, limit = self.governor.check(
@@ -192,6 +184,26 @@ class StackedEngine:
             fault_limit=limit,
         )
 
+    def _train(
+        self, lives: Lives, on: NDArray[np.bool_], actions: Tensor, grows: NDArray[np.bool_]
+    ) -> list[tuple[Tensor, EpochOfUpdates, tuple[Trained, Measured]]]:
+        """Plant, train and measure those that are `on` [N]: for each stack that has some, their places among the N, the
+        epoch, which is not kept yet, and what was found. On a GPU all of it is queued, on the stacks' own streams."""
+        epochs = []
+        for i, (stack, places) in enumerate(zip(self.stacks, self.places, strict=True)):
+            local = np.flatnonzero(on[self._places_cpu[i]])
+            if len(local) == 0:
+                continue
+            rows = torch.from_numpy(local).to(self.device)
+            own = lives.select(self._places_cpu[i][local]).cut(stack.slots)
+            with stack.own_stream():
+                self._plant(i, actions, grows)
+                epoch, measuring = EpochOfUpdates(stack, rows, own, self.epoch), stack.prepare(rows, own)
+                epoch.run()
+                found = epoch.report(), stack.measure(measuring, epoch)
+            epochs.append((places[rows], epoch, found))
+        return epochs
+
     def _act(self, actions: Tensor, allowed: Tensor) -> Tensor:
         """Carry out what is legal; [N] bool: what had an effect."""
         slot, blueprint, blend, op = actions.unbind(1)
@@ -206,7 +218,7 @@ class StackedEngine:
         self.columns.fossilize(here & (op == Op.FOSSILIZE)[:, None])
         return allowed & (op != Op.WAIT)
 
-    def _plant(self, stack: int, actions: Tensor, grows: Ints) -> None:
+    def _plant(self, stack: int, actions: Tensor, grows: NDArray[np.bool_]) -> None:
         """Seeds of those of a stack's networks that `grows` [N] on the CPU says."""
         local = np.flatnonzero(grows[self._places_cpu[stack]])
         if len(local) == 0:
