@@ -25,7 +25,7 @@ from esper.tasks.registry import cross_entropy, percent_correct
 from esper.tasks.token_host import TokenHost
 
 LARGEST_DATA = 2**15 - 1
-"""Training examples of a problem: what the plan of minibatches counts to (int16)."""
+"""Training examples of a problem: every network of a stack holds a copy of them."""
 
 
 def why_not_stacked(draw: Draw) -> str:

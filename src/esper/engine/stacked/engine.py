@@ -73,7 +73,7 @@ class StackedEngine:
         self.places = [torch.from_numpy(places).to(self.device) for places in self._places_cpu]
         self.networks = sum(len(stack) for stack in self.stacks)
         slots = [0] * self.networks
-        for (places, problems), _ in zip(groups, self.stacks, strict=True):
+        for places, problems in groups:
             for place in places:
                 slots[place] = problems.form.stages
         if max(slots) > (width or max(slots)):

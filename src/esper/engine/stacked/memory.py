@@ -9,10 +9,8 @@ from pathlib import Path
 
 import torch
 
-from esper.engine.stacked import seeds
 from esper.engine.stacked.hosts import StackedHosts
-from esper.engine.stacked.parameters import Table
-from esper.engine.stacked.seeds import BATCHED
+from esper.engine.stacked.passes import Known
 from esper.engine.stacked.stack import CHUNK_NUMBERS
 from esper.tasks.problems import Problems
 
@@ -71,13 +69,10 @@ def _planned(problems: Problems) -> int:
 
 def _state(problems: Problems) -> float:
     """Bytes of a network's weights and moments, with room for the largest seed in every slot."""
-    hosts = StackedHosts(problems, torch.float32)
-    numbers = hosts.table.width
-    for slot in range(problems.form.stages):
-        place = hosts.place(slot)
-        tables = (Table(batched.parameters(place)) for batched in BATCHED[problems.form.layout].values())
-        numbers += max(table.width for table in tables) + Table(seeds.gate_parameters(place)).width
-    return 3.0 * FLOAT * numbers
+    known = Known(problems, torch.float32)
+    largest = (max(table.width for table in tables.values()) for tables in known.tables)
+    gates = (table.width for table in known.gate_tables)
+    return 3.0 * FLOAT * (known.hosts.table.width + sum(largest) + sum(gates))
 
 
 def _put_out(problems: Problems) -> float:

@@ -1,7 +1,7 @@
 """One stacked pass: the networks of a composition and their variants, from inputs to outputs.
 
-`Weights` of hosts and seeds are leaves [units, P]; variants read them as constants. So one backward pass of the sum of
-all losses gives each host the gradients of its own loss and each incubating seed those of its shadow's.
+The weights of hosts and seeds are leaves [units, P]; variants read them as constants. So one backward pass of the sum
+of all losses gives each host the gradients of its own loss and each incubating seed those of its shadow's.
 """
 
 from __future__ import annotations
@@ -81,9 +81,8 @@ class StackedPass:
             self._after.append(self.hosts.after_slot(stage, everyone[stage + 1]))
         self._head = self.hosts.head_constants(everyone[-1])
         # Networks of the rows that seeds change, and of those whose shadows begin, at each slot.
-        slots = list(zip(composition.slots, everyone, strict=False))
-        self._attached = [everyone_[found.attached] for found, everyone_ in slots]
-        self._detached = [rows[found.detached] for found, _ in slots]
+        self._attached = [everyone[slot][found.attached] for slot, found in enumerate(composition.slots)]
+        self._detached = [rows[found.detached] for found in composition.slots]
         names = blueprint_names()
         self._parts = [
             [chosen(known.seed_constants(slot, names[part.blueprint]), rows[part.networks]) for part in found.parts]
@@ -132,10 +131,8 @@ class StackedPass:
         weight = rows.alpha.view(-1, *[1] * (h.dim() - 1))
         changed = torch.lerp(attached, grown, weight.to(grown.dtype))
         # Biases of seeds reach beyond the true positions of a feature map.
-        changed, shadows = (
-            hosts.cut(slot, self._attached[slot], changed),
-            hosts.cut(slot, self._detached[slot], shadows),
-        )
+        changed = hosts.cut(slot, self._attached[slot], changed)
+        shadows = hosts.cut(slot, self._detached[slot], shadows)
         return ops.apply(Join, h, changed, shadows, rows.attached, rows.without)
 
     def _grown(
@@ -143,20 +140,16 @@ class StackedPass:
     ) -> tuple[Tensor, Tensor]:
         """What seeds make of the attached and the detached rows, in their order."""
         grown, shadows = [], []
-        acting_pieces, young_pieces = (
-            torch.split(attached, rows.attached_sizes),
-            torch.split(detached, rows.detached_sizes),
+        pieces = zip(
+            torch.split(attached, rows.attached_sizes), torch.split(detached, rows.detached_sizes), strict=True
         )
-        for i, (acting, young) in enumerate(zip(acting_pieces, young_pieces, strict=True)):
+        for i, (acting, young) in enumerate(pieces):
             part, leaf, constants = rows.parts[i], leaves.parts[slot][i], self._parts[slot][i]
             name = blueprint_names()[part.blueprint]
             batched, table = self.known.blueprints[name], self.known.tables[slot][name]
             weights = _with_again(table, leaf, leaf.detach(), part.again)
-            inputs = (
-                torch.cat([young, acting])
-                if part.incubating and len(acting)
-                else (young if part.incubating else acting)
-            )
+            there = [some for some in (young, acting) if len(some)]
+            inputs = there[0] if len(there) == 1 else torch.cat(there)
             out = batched.forward(weights, constants, inputs).to(inputs.dtype)  # in bfloat16, sums of both are float32
             shadow, changed = torch.split(out, [part.incubating, len(out) - part.incubating])
             shadows.append(shadow)

@@ -148,10 +148,6 @@ def _of_position(place: Place) -> Constants:
     return {"h": place.of_positions()}
 
 
-def _nothing(place: Place) -> Constants:
-    return {}
-
-
 # -- norm --------------------------------------------------------------------------------------------------------------
 
 
@@ -189,11 +185,11 @@ def _squeeze(w: Weights, k: Constants, h: Tensor) -> Tensor:
 
 
 def _conv(
-    name: str, place: Place, outputs: Axis, inputs: Axis, kernel: int, **settings: float | bool
+    name: str, place: Place, outputs: Axis, inputs: Axis, kernel: int, *, bias: bool = True, value: float | None = None
 ) -> list[Parameter]:
     taps = [place.fixed(kernel)] * len(place.sizes)
     fan_in = inputs.true * kernel ** len(place.sizes)
-    return weight_and_bias(name, (outputs, inputs, *taps), fan_in, **settings)  # type: ignore[arg-type]
+    return weight_and_bias(name, (outputs, inputs, *taps), fan_in, bias=bias, value=value)
 
 
 def _depthwise_parameters(place: Place) -> list[Parameter]:
@@ -218,10 +214,6 @@ def _pair_parameters(place: Place, times: int, kernel: int) -> list[Parameter]:
     ]
 
 
-def _pair_constants(place: Place, times: int) -> Constants:
-    return {"hidden": place.of_examples(times * place.channels, times * place.padded)}
-
-
 def _pair(w: Weights, k: Constants, h: Tensor) -> Tensor:
     hidden = _example_norm(w, "body.1", k["hidden"], ops.convolve(h, w["body.0.weight"]), relu=True)
     return h + ops.convolve(hidden, w["body.3.weight"], w["body.3.bias"])
@@ -229,7 +221,9 @@ def _pair(w: Weights, k: Constants, h: Tensor) -> Tensor:
 
 def _pairs(times: int, kernel: Callable[[Place], int]) -> BatchedBlueprint:
     return BatchedBlueprint(
-        lambda place: _pair_parameters(place, times, kernel(place)), lambda place: _pair_constants(place, times), _pair
+        lambda place: _pair_parameters(place, times, kernel(place)),
+        lambda place: {"hidden": place.of_examples(times * place.channels, times * place.padded)},
+        _pair,
     )
 
 
@@ -324,7 +318,7 @@ def _low_rank(most: int) -> BatchedBlueprint:
     def forward(w: Weights, k: Constants, h: Tensor) -> Tensor:
         return h + ops.linear(ops.linear(h, w["down.weight"]), w["up.weight"])
 
-    return BatchedBlueprint(parameters, _nothing, forward)
+    return BatchedBlueprint(parameters, lambda place: {}, forward)
 
 
 def _feature_mlp(times: int) -> BatchedBlueprint:
