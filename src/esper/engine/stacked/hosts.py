@@ -57,6 +57,8 @@ class StackedHosts:
         for table in self.tables:
             self.offsets.append(self.offsets[-1] + table.width)
         self.table = Table([parameter for table in self.tables for parameter in table.parameters])
+        # Made here, not when first needed: that may be while a graph is captured, and it reads numbers from the device.
+        self._valid = [self.place(slot).valid() if self.is_map else None for slot in range(self.form.stages)]
 
     def place(self, slot: int) -> Place:
         """What passes through a slot, for all networks."""
@@ -198,10 +200,6 @@ class StackedHosts:
         """Zero where the networks `rows` have no position. Sequences do not need it: nothing reads beyond their end."""
         valid = self._valid[slot]
         return x if valid is None else x * valid.index_select(0, rows).to(x.dtype)
-
-    @cached_property
-    def _valid(self) -> list[Tensor | None]:
-        return [self.place(slot).valid() if self.is_map else None for slot in range(self.form.stages)]
 
     def pool(self, stage: int, k: Constants, x: Tensor) -> Tensor:
         how, sizes = k["pool"], self.sizes[stage + 1]
