@@ -44,8 +44,9 @@ def test_a_cue_is_remembered():
     assert evaluate(CueMemory(20, seed=9), agent, 200) >= 0.95
 
 
+@pytest.mark.slow
 def test_a_cue_is_not_remembered_without_memory():
-    """The same agent with no recurrent layer stays at chance, 0.25."""
+    """The same agent with no recurrent layer stays at chance, 0.25: the task does need memory."""
     env = CueMemory(32, seed=0)
     agent = make_agent(env, CUE, layers=0)
     train(env, agent, 30_000)

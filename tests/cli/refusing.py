@@ -25,6 +25,7 @@ NEEDED = {
 }
 """Words without which a command is no command."""
 WORK = (
+    "cli.bench.measure_images",
     "cli.bench.measure_steps",
     "cli.clone.clone",
     "cli.offline.iql",

@@ -78,7 +78,7 @@ rows = st.lists(
 
 @pytest.mark.parametrize("world", BUILT_IN)
 @pytest.mark.parametrize("name", RULES)
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(rows=rows, seed=st.integers(0, 100))
 def test_a_controller_only_does_what_is_allowed(
     name: str, world: str, rows: list[tuple[float, float, float]], seed: int

@@ -277,7 +277,10 @@ def test_a_share_of_the_examples_is_easy_in_most_draws_and_none_in_the_others(he
 
 @pytest.mark.parametrize(
     ("kind", "wrong"),
-    [("series motif @0", ("depthwise", 1)), ("token distant @0", ("norm", 0))],
+    [
+        pytest.param("series motif @0", ("depthwise", 1), marks=pytest.mark.slow),
+        ("token distant @0", ("norm", 0)),
+    ],
 )
 def test_one_computation_at_one_place_is_what_is_missing(kind, wrong):
     """Where no example is easy, a stage was added before, and there is time; the wrong slot is counted from the right

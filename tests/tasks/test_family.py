@@ -314,12 +314,13 @@ def test_board_points_have_the_colour_of_their_label():
     ("kind", "answer", "wrong"),
     [
         ("series motif @0", "depthwise@0", ("", "depthwise@1", "pointwise@0")),
-        ("series distant @0", "attention@0", ("", "depthwise@0", "norm@0")),
-        ("image motif @0", "depthwise@0", ("", "depthwise@1", "pointwise@0")),
+        pytest.param("series distant @0", "attention@0", ("", "depthwise@0", "norm@0"), marks=pytest.mark.slow),
+        pytest.param("image motif @0", "depthwise@0", ("", "depthwise@1", "pointwise@0"), marks=pytest.mark.slow),
         ("token distant @0", "attention@0", ("", "norm@0", "mlp_small@0")),
     ],
 )
 def test_one_computation_at_one_place_is_what_is_missing(kind, answer, wrong):
+    """That the draws themselves stay as they are, tests/tasks/test_draw_digests.py shows for every kind."""
     draw = get_family("mixed", kinds=[kind]).draw(0)
     assert draw.facts["answer"] == answer
     right = score(draw, answer)

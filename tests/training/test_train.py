@@ -305,7 +305,7 @@ def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
 
 
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path, uninterrupted: Path) -> None:
-    process = start(*TINY_WORDS, "--run", "r", cwd=tmp_path)
+    process = start(*TINY_WORDS, "--evaluate-every", "0", "--run", "r", cwd=tmp_path)
     assert process.stdout is not None
     while "update 1" not in process.stdout.readline():
         assert process.poll() is None
@@ -345,7 +345,7 @@ def test_a_full_disk_ends_with_a_clear_line_and_a_whole_checkpoint(tmp_path: Pat
         resource.setrlimit(resource.RLIMIT_FSIZE, (400_000, 400_000))
 
     result = subprocess.run(
-        [*ESPER, *TINY_WORDS, "--run", "r"],
+        [*ESPER, *TINY_WORDS, "--evaluate-every", "0", "--run", "r"],
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -55,8 +55,8 @@ class Small:
         family: Family,
         *,
         updates: Callable[[int], int] = lambda number: 2,
-        train: int = 128,
-        val: int = 64,
+        train: int = 64,
+        val: int = 32,
         horizon: int = 12,
         change: Callable[[int, Draw], Draw] = lambda number, draw: draw,
     ) -> None:
@@ -78,7 +78,7 @@ class Small:
             for part, size in zip((splits.train, splits.val, splits.test), sizes, strict=True)
         )
         task = replace(draw.task, splits=Splits(*parts, check=False), updates_per_epoch=self._updates(number))
-        task = replace(task, batch_size=task.batch_size // 2)  # 32 and 50
+        task = replace(task, batch_size=task.batch_size // 4)  # 16 and 25
         draw = replace(draw, task=task, horizon=self._horizon - number % 3)
         free = {"budget": None, "max_seeds": None} if number % 2 else {}
         return self._change(number, replace(draw, **free))

@@ -20,7 +20,7 @@ from esper.env.learner_env import EnvStep
 from esper.env.stacked_env import StackedEnv
 
 DRAWS = range(24)
-VAL = 64
+VAL = 32
 Tensors = dict[str, Tensor]
 
 
