@@ -32,6 +32,7 @@ from esper.cli.options import (
 )
 from esper.cli.terminal import Watch, clock, wide_console
 from esper.engine.gc_control import deferred_gc
+from esper.env.rent import RENT_RATE
 from esper.telemetry import sinks
 from esper.telemetry.profiler import profiling
 from esper.telemetry.recorder import FanOut, RunRecorder, StoreRecorder
@@ -222,6 +223,7 @@ class Train(ConfigOptions, TrainConfig):
                 text_file=None if config.text_file is None else Path(config.text_file),
                 device=self.device,
                 engine=config.engine,
+                rent=RENT_RATE if config.rent == "varied" else config.rent,
             ).into(folder.path / "comparison")  # or comparison-2: a run that goes on is judged again
         files = [("--data-dir", config.data_dir), ("--text-file", config.text_file)]
         words = ["esper", "grow", "--task", config.task, "--controller", str(folder.path)]
