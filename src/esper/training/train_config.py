@@ -105,6 +105,16 @@ def _with_rent(data: object) -> object:
 
 
 PRESETS: dict[str, TrainConfig] = {
+    "small": TrainConfig(
+        task="6*grammar+mixed",  # half and half: a round of mixed is 24 draws, one of grammar 4
+        envs=4096,
+        updates=40,
+        rent="varied",
+        evaluate_every=5,
+        evaluation_episodes=192,
+        compare_episodes=96,
+        ppo=PPOConfig(siblings=4, learning_rate=6e-4, learning_rate_end=1e-4, anneal_updates=40),
+    ),
     "demo": TrainConfig(
         task="mixed/vector", envs=16, updates=15, draws=48, evaluate_every=0, ppo=PPOConfig(learning_rate=1e-3)
     ),
