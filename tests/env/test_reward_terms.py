@@ -116,7 +116,7 @@ def test_intervention_costs_have_one_source():
         ({"discount": 1.1}, "discount must lie in"),
         ({"scale": 0.0}, "scale must be positive"),
         ({"ratio_cost": -1.0}, "ratio_cost must be a number of at least 0"),
-        ({"rent_rate": math.nan}, "rent_rate must be a number of at least 0"),
+        ({"action_cost": math.nan}, "action_cost must be a number of at least 0"),
     ],
 )
 def test_impossible_settings_are_refused_with_the_reason(change, message):

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from esper.agent import schema_1
 from esper.agent.tensor_files import TensorFileError, read_header, read_tensor_file, write_tensor_file
 from esper.config import ConfigError, settings_from
 from esper.errors import first_line, shown
@@ -87,6 +88,9 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Che
     version, data = _parse_header(path, file.header)
     if version >= DIGEST_VERSION and not file.has_digest:
         raise DamagedCheckpointError(f"{path} is damaged: its header has lost the digest of its contents")
+    if schema_1.is_old(data.get("network", {})):
+        data = {**data, "network": schema_1.with_rent(data["network"])}
+        return Checkpoint(schema_1.policy_with_rent(file.tensors), data, version)
     return Checkpoint(file.tensors, data, version)
 
 

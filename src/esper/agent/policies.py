@@ -35,6 +35,7 @@ from esper.agent.checkpoints import (
 )
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.agent.reasons import with_reasons
+from esper.agent.schema_1 import RENT
 from esper.env.observation import OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS
 from esper.env.situation import Situation, as_tensors
 from esper.env.spaces import ActionMasks, Observation
@@ -48,6 +49,8 @@ if TYPE_CHECKING:
 
 LAYOUT = f"growth observation {SCHEMA_VERSION}"
 """What a policy was trained to read; a checkpoint for another layout is refused."""
+LEAST_SPREAD = 1e-6
+"""Variance of the rent as it is shown, below which a policy was trained at one rent."""
 SPARE_BLUEPRINTS = 8
 """Room in a new network's blueprint embedding for blueprints that people add."""
 
@@ -172,7 +175,19 @@ def start_from(agent: PPOAgent, path: str | Path) -> None:
     load_policy_tensors(checkpoint.tensors, agent.network, agent.observation_normaliser, agent.value_normaliser)
     if agent.observation_normaliser is not None:
         agent.observation_normaliser.fixed = True
+        if agent.network.config.layout == LAYOUT:
+            leave_out_unseen_rent(agent.network, agent.observation_normaliser)
     agent.teacher = copy.deepcopy(agent.network).requires_grad_(False)
+
+
+def leave_out_unseen_rent(network: FactoredRecurrentActorCritic, observations: ObservationNormaliser) -> None:
+    """Give the rent no weight in a policy that was only ever shown one: to its normaliser any other is ten standard
+    deviations away, and its weights for it are those that it was born with."""
+    seen = observations.frozen["overall"]
+    if float(seen.variance[RENT]) < LEAST_SPREAD:
+        with torch.no_grad():
+            network.features.first.linear.weight[:, RENT] = 0.0
+        seen.mean[RENT], seen.variance[RENT] = 0.0, 1.0
 
 
 # --- checks -----------------------------------------------------------------------------------------------------------
@@ -273,11 +288,18 @@ class LearnedController:
                     f"{shown(theirs[name])}, and should be {shown(ours[name])}"
                 )
         _check_blueprints(path, checkpoint.data.get("caller", {}).get("blueprints", []))
+        if normaliser is not None:
+            leave_out_unseen_rent(network, normaliser)
         units, values = tensors_under("values/", checkpoint.tensors), ValueNormaliser()
         if not units or float(units["count"]) == 0.0:  # its critic never learnt
             return cls(network, normaliser)
         values.moments.load(units)
         return cls(network, normaliser, value_units=values)
+
+    @property
+    def reads_rent(self) -> bool:
+        """Whether its decisions depend on the rent: those of policies that were trained at one rent do not."""
+        return bool(self.network.features.first.linear.weight[:, RENT].any())
 
     def reset(self, seeds: Sequence[int]) -> None:
         room, needed = self.network.config.blueprints, len(blueprint_names())

@@ -50,6 +50,8 @@ class Compare:
     """Held-out draws; every controller works on all of them."""
     seed: int = 0
     """Another seed, other draws."""
+    rent: float = RENT_RATE
+    """The price of size: points of accuracy that one more host-size of parameters must earn."""
     workers: Annotated[int | None, by_default("one per CPU core; one with a GPU")] = None
     """Processes that share the work. The results do not change."""
     controls: bool = True
@@ -127,6 +129,7 @@ class Compare:
                 workers=pick_workers(self.workers, device.type),
                 device=device,
                 engine=engine,
+                rent=self.rent,
                 progress=watch.note,
                 stop=lambda: interrupt.requested,
             )
@@ -227,7 +230,7 @@ def _name(row: Row, draws: int) -> str:
 def _legend(found: Comparison, rows: list[Row]) -> list[str]:
     rule = found.best_rule()
     lines = [
-        f"score: test accuracy − {RENT_RATE:g} points per extra host-size of parameters; IQM: its inter-quartile mean",
+        f"score: test accuracy − {found.rent:g} points per extra host-size of parameters; IQM: its inter-quartile mean",
         "size, FLOPs (forward pass) and training (FLOPs): relative to the host, not grown",
         "vs: difference of score, paired by draw; P(better): probability of improvement; intervals: bootstrap, 95 %",
         "*: on the Pareto front of accuracy against parameters",

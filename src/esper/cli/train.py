@@ -15,7 +15,6 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from esper import __version__
 from esper.agent.policies import LearnedController
 from esper.cli.compare import Compare
 from esper.cli.options import (
@@ -32,6 +31,7 @@ from esper.cli.options import (
 )
 from esper.cli.terminal import Watch, clock, wide_console
 from esper.engine.gc_control import deferred_gc
+from esper.env.rent import RENT_RATE
 from esper.telemetry import sinks
 from esper.telemetry.profiler import profiling
 from esper.telemetry.recorder import FanOut, RunRecorder, StoreRecorder
@@ -42,6 +42,7 @@ from esper.training.loop import Trainer, UpdateReport
 from esper.training.own.grow import pick_device
 from esper.training.progress import progress_of
 from esper.training.run_folder import RunFolder
+from esper.training.session import begin_session, duration_of
 from esper.training.train_config import PRESETS, TrainConfig
 
 CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "tensorboard", "wandb"}
@@ -52,7 +53,7 @@ CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "te
 class Train(ConfigOptions, TrainConfig):
     """Train a controller on a family of growth problems; everything about the run is kept in its folder."""
 
-    preset: Literal["demo", "mixed", "mnist1d", "cifar10", "text"] = "mixed"
+    preset: Literal["small", "demo", "mixed", "mnist1d", "cifar10", "text"] = "mixed"
     """A complete configuration, which the other options change; with --preset NAME --help, its values are shown."""
     run_dir: Annotated[Path | None, tyro.conf.arg(name="run"), by_default("runs/TASK-SEED")] = None
     """Folder of the run."""
@@ -93,6 +94,8 @@ class Train(ConfigOptions, TrainConfig):
             for remark in remarks:
                 console.print(remark, style="dim", highlight=False, soft_wrap=True)
             trainer = Trainer(config, folder, recorder, workers=workers, device=str(device))
+            if duration := duration_of(config, trainer.engine.name, device, workers):
+                console.print(duration, highlight=False, soft_wrap=True)
             try:
                 finished = self._train(console, trainer, store, undo)
             finally:
@@ -111,9 +114,7 @@ class Train(ConfigOptions, TrainConfig):
             raise ValueError(f"--updates {self.updates} is too few: the run has made {trainer.update} already")
         if self.resume is not None and trainer.folder is not None:
             trainer.folder.keep_config(trainer.config)  # the next resume goes on with these settings
-        store.rewind(trainer.update)  # what a killed run recorded after its last checkpoint will be done again
-        store.describe({"config": trainer.config.to_json(), "engine": str(trainer.engine)})
-        store.begin_session(trainer.update, __version__)
+        begin_session(trainer, store)
         with interruptible() as interrupt, TrainWatch(console, trainer) as show, profiling(self.profile) as profile:
 
             def on_update(report: UpdateReport) -> None:
@@ -222,6 +223,7 @@ class Train(ConfigOptions, TrainConfig):
                 text_file=None if config.text_file is None else Path(config.text_file),
                 device=self.device,
                 engine=config.engine,
+                rent=RENT_RATE if config.rent == "varied" else config.rent,
             ).into(folder.path / "comparison")  # or comparison-2: a run that goes on is judged again
         files = [("--data-dir", config.data_dir), ("--text-file", config.text_file)]
         words = ["esper", "grow", "--task", config.task, "--controller", str(folder.path)]

@@ -19,6 +19,8 @@ from esper.engine.measure import Evaluation, Pending, evaluate, gather
 from esper.engine.precision import Precision
 from esper.engine.prepare import task_learner
 from esper.env.learner_env import LearnerEnv
+from esper.env.rent import RENT_RATE
+from esper.env.rents import Rent, rents_of
 from esper.env.reward.config import RewardConfig
 from esper.env.spaces import ActionMasks, Observation
 from esper.growth.model import Survey
@@ -44,6 +46,7 @@ class GrowthEnv(LearnerEnv):
         graphs: bool | None = None,
         precision: Precision = Precision.FP32,
         compiled: bool = False,
+        rent: Rent = RENT_RATE,
     ) -> None:
         """On a GPU epochs are CUDA graphs (`graphs`), and "cuda" without a number spreads networks over all GPUs.
 
@@ -53,7 +56,7 @@ class GrowthEnv(LearnerEnv):
             raise ValueError(f"an environment needs at least one network, not {size}")
         super().__init__(reward=reward, slots=slots, device=device)
         self.family, self.size, self.held_out = family, size, held_out
-        self.rules = rules or Rules()
+        self.rules, self.rent = rules or Rules(), rent
         self.precision, self.compiled = precision, compiled
         self._devices = _spread(self.device)
         on_gpu = self.device.type == "cuda"
@@ -65,6 +68,7 @@ class GrowthEnv(LearnerEnv):
         self.held_out = self.held_out if held_out is None else held_out
         if len(draws) != self.size:
             raise ValueError(f"this environment has {self.size} networks; reset was given {len(draws)} draw ids")
+        self._rent = rents_of(self.rent, draws, held_out=self.held_out)
         with self._phase("reset"):
             if self._cache is not None:
                 self._cache.release()

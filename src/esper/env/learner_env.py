@@ -88,12 +88,14 @@ class LearnerEnv:
         rent: float = RENT_RATE,
         ends_when_undone: bool = True,
     ) -> None:
-        """`rent` is what situations show; `ends_when_undone`: the governor ends an episode whose epoch it undoes."""
+        """`rent` is the price of size; `ends_when_undone`: the governor ends an episode whose epoch it undoes."""
         self.reward = reward or RewardConfig()
         self.slots = slots
         """Slots that observations are padded to; None is the most that any network of the batch has."""
         self.device = torch.device(device)
-        self._rent, self._ends_when_undone = rent, ends_when_undone
+        self._rent: float | Tensor = rent
+        """[N] where it differs between episodes."""
+        self._ends_when_undone = ends_when_undone
         self._phase = PhaseTimers()
         self.seconds = self._phase.seconds
         """Wall time by phase, since construction."""

@@ -22,8 +22,11 @@ from esper.env.world import HISTORY, World
 from esper.growth.blueprints import LAYOUTS, blueprint_names
 from esper.lifecycle import Stage
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
+"""2 has the rent, as the last field of a run; see `agent/schema_1.py` for what was made before."""
 NOT_MEASURED = -2.0
+DEAR = 20.0
+"""A rent that is shown as 1, and so is every higher one."""
 
 
 def squash(value: Tensor, scale: float | tuple[float, ...]) -> Tensor:
@@ -102,6 +105,10 @@ def _last_op(w: World) -> Tensor:
     return torch.cat((w.op[:, None] == ops, w.changed[:, None]), -1).double()
 
 
+def _rent(w: World) -> Tensor:
+    return squash(w.rent, DEAR)[:, None]
+
+
 # Names, and the function that gives their columns.
 _OVERALL: list[tuple[tuple[str, ...], Callable[[World], Tensor]]] = [
     (("progress", "epochs_left"), _time),
@@ -110,6 +117,7 @@ _OVERALL: list[tuple[tuple[str, ...], Callable[[World], Tensor]]] = [
     (("growth", "budget_left", "seeds_left", "host_size"), _sizes),
     (tuple(_STAGES_TOGETHER), _shares),
     ((*(f"last_op_{op.name.lower()}" for op in Op), "last_op_changed"), _last_op),
+    (("rent",), _rent),
 ]
 OVERALL_FIELDS = tuple(name for names, _ in _OVERALL for name in names)
 

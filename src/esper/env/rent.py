@@ -12,15 +12,17 @@ if TYPE_CHECKING:
 _Number = TypeVar("_Number", float, "Tensor")
 
 RENT_RATE = 5.0
-"""Points that one more host-size of parameters must earn. Learned policies and the rules' settings are for this one."""
+"""Points that one more host-size of parameters must earn by default. The rules' settings are for this one."""
 
 
-def rent(parameters: _Number, host_parameters: _Number, rate: float = RENT_RATE) -> _Number:
+def rent(parameters: _Number, host_parameters: _Number, rate: _Number | float = RENT_RATE) -> _Number:
     """Points that the parameters beyond the host's must earn; numbers or columns."""
     return rate * (parameters / host_parameters - 1.0)
 
 
-def score(accuracy: _Number, parameters: _Number, host_parameters: _Number, rate: float = RENT_RATE) -> _Number:
+def score(
+    accuracy: _Number, parameters: _Number, host_parameters: _Number, rate: _Number | float = RENT_RATE
+) -> _Number:
     """Accuracy minus rent, in percentage points: what every controller is judged by; numbers or columns."""
     return accuracy - rent(parameters, host_parameters, rate)
 

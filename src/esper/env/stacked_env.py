@@ -16,6 +16,8 @@ from esper.engine.precision import Precision
 from esper.engine.stacked.engine import StackedEngine
 from esper.env.learner_env import EnvStep
 from esper.env.observation import encode, legal_actions, to_tensor
+from esper.env.rent import RENT_RATE
+from esper.env.rents import Rent, rents_of
 from esper.env.reward.config import RewardConfig
 from esper.env.reward.reward import Reward
 from esper.env.spaces import ActionMasks, Observation
@@ -47,12 +49,13 @@ class StackedEnv:
         dtype: torch.dtype = torch.float32,
         precision: Precision = Precision.FP32,
         source: Source | None = None,
+        rent: Rent = RENT_RATE,
     ) -> None:
         """`source` gives the problems of draws, where they are not made here."""
         if size < 1:
             raise ValueError(f"an environment needs at least one network, not {size}")
         self.family, self.size, self.held_out, self.slots = family, size, held_out, slots
-        self.reward, self.rules = reward or RewardConfig(), rules or Rules()
+        self.reward, self.rules, self.rent = reward or RewardConfig(), rules or Rules(), rent
         self.device, self.dtype, self.precision = torch.device(device), dtype, precision
         self._source = source or self._drawn
         self._phase = PhaseTimers()
@@ -67,13 +70,16 @@ class StackedEnv:
             raise ValueError(f"this environment has {self.size} networks; reset was given {len(draws)} draw ids")
         self._engine = None  # old and new networks never share the memory
         with self._phase("reset"):
-            return self.start(self._source(draws, self.held_out, self.device))
+            rents = rents_of(self.rent, draws, held_out=self.held_out)
+            return self.start(self._source(draws, self.held_out, self.device), rents)
 
     def _drawn(self, draws: Sequence[int], held_out: bool, device: torch.device) -> list[tuple[list[int], Problems]]:
         return stacked_problems(self.family, draws, held_out=held_out, device=device)
 
-    def start(self, groups: Sequence[tuple[Sequence[int], Problems]]) -> tuple[Observation, ActionMasks]:
-        """Begin episodes of these problems, each with its place among all."""
+    def start(
+        self, groups: Sequence[tuple[Sequence[int], Problems]], rent: float | Tensor = RENT_RATE
+    ) -> tuple[Observation, ActionMasks]:
+        """Begin episodes of these problems, each with its place among all; `rent` is one for all, or [N]."""
         engine = StackedEngine(
             groups, rules=self.rules, width=self.slots, dtype=self.dtype, bf16=self.precision is Precision.BF16
         )
@@ -88,6 +94,7 @@ class StackedEnv:
             budget=engine.budget,
             max_seeds=engine.max_seeds,
             horizon=engine.horizon,
+            rent=rent,
         )
         self.kinds = [""] * engine.networks
         for places, problems in groups:

@@ -51,7 +51,7 @@ class World:
     max_seeds: Tensor
     """Most seeds at a time; infinity is no limit."""
     rent: Tensor
-    """Points that one more host-size of parameters must earn, for rules that ask; see `env.rent`."""
+    """Points that one more host-size of parameters must earn, in this episode; see `env.rent`."""
     horizon: Tensor
     """int64: epochs in all."""
     epoch: Tensor
@@ -92,7 +92,7 @@ class World:
         horizon: Tensor,
         path: Tensor | None = None,
         paths: Sequence[str] | None = None,
-        rent: float = RENT_RATE,
+        rent: float | Tensor = RENT_RATE,
     ) -> World:
         """Before the first epoch. Without `paths`, slots have those of the stages of generated hosts."""
         networks, width = slots.present.shape
@@ -112,7 +112,7 @@ class World:
             host_parameters=host_parameters,
             budget=budget,
             max_seeds=max_seeds,
-            rent=column(rent),
+            rent=rent.to(device, torch.float64) if isinstance(rent, Tensor) else column(rent),
             horizon=horizon,
             epoch=column(0, torch.int64),
             over=column(False, torch.bool),
@@ -130,7 +130,11 @@ class World:
 
     @classmethod
     def of_models(
-        cls, models: Sequence[GrowingModel], columns: SlotColumns, horizons: Sequence[int], rent: float = RENT_RATE
+        cls,
+        models: Sequence[GrowingModel],
+        columns: SlotColumns,
+        horizons: Sequence[int],
+        rent: float | Tensor = RENT_RATE,
     ) -> World:
         """Of networks that are modules of their own; `columns` are their slots."""
         networks, width = columns.present.shape

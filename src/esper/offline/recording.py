@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from esper.actions import BLENDS, HEAD_NAMES, Op
+from esper.agent import schema_1
 from esper.agent.policies import LAYOUT
 from esper.agent.tensor_files import TensorFile, TensorFileError, read_header, read_tensor_file, write_tensor_file
 from esper.env.observation import OVERALL_FIELDS, SLOT_FIELDS
@@ -205,7 +206,8 @@ def _parsed(path: Path, text: str | None, schema: Schema) -> dict[str, Any]:
         raise _refusal(path, "its header names no controllers")
     if not isinstance(header.get("schema"), dict) or not isinstance(header.get("provenance"), dict):
         raise _refusal(path, "its header has no schema or no provenance")
-    if differences := schema.differences(header["schema"]):
+    old = schema_1.is_old(header["schema"])
+    if differences := schema.differences(schema_1.with_rent(header["schema"]) if old else header["schema"]):
         raise _refusal(path, f"it was recorded under another schema: {'; '.join(differences)}")
     return header
 
@@ -215,7 +217,10 @@ def _episodes(path: Path, header: dict[str, Any], file: TensorFile, schema: Sche
         names = {"taken" if name == "action" else name: name for name in STORED}
         if wrong := sorted(names.keys() ^ file.tensors.keys()):
             raise RecordingError(f"tensors are missing or unknown: {', '.join(wrong)}")
-        episodes = Episodes.of({names[name]: tensor for name, tensor in file.tensors.items()}, header["controllers"])
+        tensors = {names[name]: tensor for name, tensor in file.tensors.items()}
+        if schema_1.is_old(header["schema"]):
+            tensors["observation.overall"] = schema_1.overall_with_rent(tensors["observation.overall"])
+        episodes = Episodes.of(tensors, header["controllers"])
         check(episodes, schema)
     except RecordingError as error:
         raise _refusal(path, str(error)) from error

@@ -35,6 +35,7 @@ class Purpose(IntEnum):
     HINT = 15
     LABEL = 16
     PICK = 17
+    RENT = 18
 
 
 def _signed(value: int) -> int:

@@ -3,7 +3,8 @@
 `get_family("mixed")` generates problems ("mixed/vector" only those of vectors), "disguised" hides what gives them away,
 "varied" builds hosts at random, "grammar" composes hosts and data at random ("grammar-unseen": of kinds that "grammar"
 never has), "natural" has some hosts of built-in tasks ("natural/mnist1d" only of that one), and the name of any task is
-a family in which only the seeds vary. "mixed+varied" takes turns.
+a family in which only the seeds vary. "mixed+varied" takes turns, a round of each; "6*grammar+mixed" takes six rounds
+of the first for each of the second.
 """
 
 from __future__ import annotations
@@ -168,23 +169,38 @@ class Natural:
         return Draw(drawn.task, draw_seed(rng, held_out), drawn.horizon, drawn.budget, drawn.max_seeds, facts)
 
 
-class Together:
-    """Several families in turn: a round of the first, a round of the next, and so on from the beginning."""
+MOST_ROUNDS = 1000
 
-    def __init__(self, members: Sequence[NamedFamily]) -> None:
+
+class Together:
+    """Several families in turn: some rounds of the first, some of the next, and so on from the beginning."""
+
+    def __init__(self, members: Sequence[NamedFamily], rounds: Sequence[int] | None = None) -> None:
+        """`rounds` of each member before it is the next one's turn; one by default."""
         self.members = tuple(members)
-        self.name = "+".join(member.name for member in members)
+        times = rounds or [1] * len(members)
+        names = zip(times, members, strict=True)
+        self.name = "+".join(member.name if count == 1 else f"{count}*{member.name}" for count, member in names)
         self.slots = max(member.slots for member in members)
         self.horizon = max(member.horizon for member in members)
-        self.round = sum(member.round for member in members)
+        self._shares = [count * member.round for count, member in zip(times, members, strict=True)]
+        """Draws of each member in a round of all."""
+        self.round = sum(self._shares)
+
+    def member_of(self, number: int) -> tuple[NamedFamily, int]:
+        """Whose draw it is, and the draw's number there."""
+        if number < 0:
+            raise ValueError(f"draws are numbered from 0, not {number}")
+        turn, place = divmod(number, self.round)
+        for member, share in zip(self.members, self._shares, strict=True):
+            if place < share:
+                return member, turn * share + place
+            place -= share
+        raise AssertionError("a round is the sum of its members' shares")
 
     def draw(self, number: int, *, held_out: bool = False) -> Draw:
-        turn, place = divmod(number, self.round)
-        for member in self.members:
-            if place < member.round:
-                return member.draw(turn * member.round + place, held_out=held_out)
-            place -= member.round
-        raise AssertionError("a round is the sum of its members' rounds")
+        member, own = self.member_of(number)
+        return member.draw(own, held_out=held_out)
 
 
 def family_names() -> tuple[str, ...]:
@@ -212,10 +228,15 @@ def _spelled(options: Iterable[str]) -> str:
 def get_family(name: str, **options: Any) -> NamedFamily:
     """The family of this name; the options are its constructor's (for the name of a task, the task's own as well).
 
-    Names that are joined by "+" are families in turn.
+    Names that are joined by "+" are families in turn, "3*" before one of them gives it three rounds.
     """
     if "+" in name:
-        return Together([get_family(part, **options) for part in name.split("+")])
+        parts = [part.rpartition("*") for part in name.split("+")]
+        for count, star, _ in parts:
+            if star and not (count.isdecimal() and 0 < int(count) <= MOST_ROUNDS):
+                raise ValueError(f"{name!r}: before a * stands how many rounds, from 1 to {MOST_ROUNDS}, not {count!r}")
+        members = [get_family(part, **options) for _, _, part in parts]
+        return Together(members, [int(count or 1) for count, _, _ in parts])
     base, _, part = name.partition("/")
     if base in ("mixed", "disguised"):
         # Late, because they need `Draw` from here.

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from esper.growth.blueprints import Layout, SlotShape, Visibility
 from esper.tasks.data import Split
-from esper.tasks.family import Draw, Family
+from esper.tasks.family import Draw, Family, Together
 from esper.tasks.hosts import Conv1dHost, Conv2dHost
 from esper.tasks.problems import Form, Problems
 from esper.tasks.registry import cross_entropy, percent_correct
@@ -77,9 +77,18 @@ def form_of(draw: Draw, config: dict[str, Any] | None = None) -> Form:
 def stacked_problems(
     family: Family, draw_ids: Sequence[int], *, held_out: bool, device: torch.device | str = "cpu"
 ) -> list[tuple[list[int], Problems]]:
-    """The problems of these draws, sorted by form: for each form the places of its draws, and the problems."""
+    """The problems of these draws, sorted by form: for each form the places of its draws, and the problems.
+
+    Families in turn are sorted by member first.
+    """
     if isinstance(family, BatchedFamily):
         return family.problems(draw_ids, held_out=held_out, device=device)
+    if isinstance(family, Together):
+        return [
+            ([places[i] for i in own], problems)
+            for member, places, ids in by_member(family, draw_ids)
+            for own, problems in stacked_problems(member, ids, held_out=held_out, device=device)
+        ]
     draws = [family.draw(draw_id, held_out=held_out) for draw_id in draw_ids]
     for draw_id, draw in zip(draw_ids, draws, strict=True):
         if refusal := why_not_stacked(draw):
@@ -94,6 +103,23 @@ class BatchedFamily(Protocol):
     def problems(
         self, draw_ids: Sequence[int], *, held_out: bool, device: torch.device | str
     ) -> list[tuple[list[int], Problems]]: ...
+
+
+def by_member(family: Together, draw_ids: Sequence[int]) -> list[tuple[Family, list[int], list[int]]]:
+    """Each member that has some of the draws, with their places among all, and their numbers there."""
+    found: dict[int, tuple[Family, list[int], list[int]]] = {}
+    for place, draw_id in enumerate(draw_ids):
+        member, own = family.member_of(draw_id)
+        _, places, ids = found.setdefault(family.members.index(member), (member, [], []))
+        places.append(place)
+        ids.append(own)
+    return [found[index] for index in sorted(found)]
+
+
+def is_made_on_device(family: Family, draw_id: int) -> bool:
+    """Whether the draw's problem is made in a batch on the device, not one by one on a CPU."""
+    member = family.member_of(draw_id)[0] if isinstance(family, Together) else family
+    return isinstance(member, BatchedFamily)
 
 
 def stack_draws(

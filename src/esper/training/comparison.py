@@ -91,6 +91,7 @@ class Comparison:
     """The controller whose final architectures were trained from scratch."""
     rules: frozenset[str] = frozenset()
     """The rule-based ones among the controllers."""
+    rent: float = RENT_RATE
     interrupted: bool = False
     seconds: float = 0.0
 
@@ -114,6 +115,7 @@ def compare(
     workers: int = 1,
     device: torch.device | str = "cpu",
     engine: EngineName | None = None,
+    rent: float = RENT_RATE,
     progress: OnProgress | None = None,
     stop: Callable[[], bool] = lambda: False,
 ) -> Comparison:
@@ -127,13 +129,14 @@ def compare(
     meter = _Meter(progress or (lambda done, total, what: None), expected)
     made = {label: make_controller(who) if isinstance(who, str) else who for label, who in controllers.items()}
     batch = batch_size(engine, len(numbers), device)
-    jobs = jobs_for(family, controllers, numbers, batch=batch, engine=engine)
+    jobs = jobs_for(family, controllers, numbers, batch=batch, engine=engine, rent=rent)
     results = run_jobs(jobs, workers=workers, device=device, progress=meter.note, stop=stop)
     found = Comparison(
         family=family if isinstance(family, str) else family.name,
         numbers=tuple(numbers),
         controllers=results,
         rules=frozenset(label for label, controller in made.items() if isinstance(controller, RuleController)),
+        rent=rent,
     )
     if controls and not stop():
         found = replace(found, scratch_of=scratch_of or best_growing(found))
@@ -141,7 +144,7 @@ def compare(
         jobs = control_jobs(family, plans, known)
         meter.total, meter.phase = meter.done + len(jobs), "static controls"
         ran = run_jobs(jobs, workers=workers, device=device, progress=meter.note, stop=stop)
-        found = replace(found, controls=gather_controls(plans, ran, known, _reference(found)))
+        found = replace(found, controls=gather_controls(plans, ran, known, _reference(found), rent))
     return replace(found, interrupted=stop(), seconds=time.perf_counter() - started)
 
 
@@ -285,7 +288,7 @@ def to_json(found: Comparison, rows: Sequence[Row]) -> dict[str, Any]:
         "task": found.family,
         "draws": list(found.numbers),
         "common_draws": found.common,
-        "rent_rate": RENT_RATE,
+        "rent_rate": found.rent,
         "best_rule": found.best_rule(),
         "scratch_of": found.scratch_of,
         "pareto_front": [row.name for row in sorted(rows, key=lambda row: row.parameters_ratio) if row.on_front],

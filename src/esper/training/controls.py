@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from esper.env.rent import score
+from esper.env.rent import RENT_RATE, score
 from esper.growth.graft import graft
 from esper.growth.seed import Seed
 from esper.tasks.family import Draw, Family, get_family
@@ -148,6 +148,7 @@ def gather_controls(
     found: Results,
     known: Mapping[tuple[int, Static], EpisodeResult],
     reference: Mapping[int, EpisodeResult],
+    rent: float = RENT_RATE,
 ) -> Results:
     """The plans' results, as far as they are there, judged against the draw's own host."""
     gathered: Results = {}
@@ -156,18 +157,20 @@ def gather_controls(
         for number, static in plan.items():
             result = known.get((number, static)) or found.get(_label(static), {}).get(number)
             if result is not None:
-                gathered[name][number] = judged_against(result, reference[number], static)
+                gathered[name][number] = judged_against(result, reference[number], static, rent)
     return gathered
 
 
-def judged_against(result: EpisodeResult, host: EpisodeResult, static: Static) -> EpisodeResult:
+def judged_against(
+    result: EpisodeResult, host: EpisodeResult, static: Static, rent: float = RENT_RATE
+) -> EpisodeResult:
     """A static network's result with the rent that a grown one of its size would pay."""
     return replace(
         result,
         host_parameters=host.host_parameters,
         host_flops=host.host_flops,
         horizon=host.horizon,
-        score=score(result.test_accuracy, result.parameters, host.host_parameters),
+        score=score(result.test_accuracy, result.parameters, host.host_parameters, rent),
         kept=static.grafts,
     )
 

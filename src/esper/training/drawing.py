@@ -13,7 +13,7 @@ import torch
 
 from esper.tasks.family import Family
 from esper.tasks.joining import Groups, join_groups
-from esper.tasks.stacking import stacked_problems
+from esper.tasks.stacking import is_made_on_device, stacked_problems
 from esper.training.shared_memory import Shared, SharedMemory
 from esper.training.workers import as_they_finish, start_workers
 
@@ -38,6 +38,7 @@ class DrawAhead:
     """Processes that draw; a thread of this one collects what they made."""
 
     def __init__(self, family: Family, workers: int) -> None:
+        self._family = family
         self._crew = start_workers([_Drawer(family)] * workers)
         self._thread = ThreadPoolExecutor(1, "draw-ahead")
         self._ahead: dict[_Key, Future[list[Groups]]] = {}
@@ -47,14 +48,29 @@ class DrawAhead:
 
     def prepare(self, draws: Sequence[int], *, held_out: bool = False) -> None:
         """Begin to draw these, after those that were asked for before."""
-        key = (tuple(draws), held_out)
+        key = (tuple(draws[place] for place in self._slow(draws)), held_out)
         if key not in self._ahead:
             self._ahead[key] = self._thread.submit(self._draw, key)
 
     def problems(self, draws: Sequence[int], held_out: bool, device: torch.device) -> Groups:
-        """As `stacked_problems`; waits for what is not there yet."""
+        """As `stacked_problems`; waits for what is not there yet. What is made on the device is made now."""
         self.prepare(draws, held_out=held_out)
-        return join_groups(self._ahead.pop((tuple(draws), held_out)).result(), device)
+        slow = self._slow(draws)
+        fast = sorted(set(range(len(draws))) - set(slow))
+        key = (tuple(draws[place] for place in slow), held_out)
+        drawn = join_groups(self._ahead.pop(key).result(), device)
+        made: Groups = []
+        if fast:
+            made = stacked_problems(self._family, [draws[place] for place in fast], held_out=held_out, device=device)
+        return [
+            ([places[i] for i in own], problems)
+            for places, groups in ((fast, made), (slow, drawn))
+            for own, problems in groups
+        ]
+
+    def _slow(self, draws: Sequence[int]) -> list[int]:
+        """The places of those that are drawn one by one."""
+        return [place for place, draw in enumerate(draws) if not is_made_on_device(self._family, draw)]
 
     def close(self) -> None:
         self._closed = True

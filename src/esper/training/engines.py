@@ -23,8 +23,8 @@ from esper.env.growth_env import GrowthEnv
 from esper.env.stacked_env import StackedEnv
 from esper.errors import RefusedError
 from esper.growth.blueprints import Layout
-from esper.tasks.family import Family
-from esper.tasks.stacking import BatchedFamily, form_of, stacked_problems, why_not_stacked
+from esper.tasks.family import Family, Together
+from esper.tasks.stacking import BatchedFamily, by_member, form_of, stacked_problems, why_not_stacked
 
 FEWEST, MOST = 16, 64
 """Networks of a stack on a CPU. A step of 16 costs 230 ms of a core and each further one 5 (dense hosts, measured), so
@@ -99,6 +99,9 @@ def _round(family: Family, first: int) -> range:
 
 def _survey(family: Family, first: int) -> tuple[str, set[Layout]]:
     """The first kind of problem that cannot be stacked, with the reason (empty if all can), and the hosts' layouts."""
+    if isinstance(family, Together):
+        found = [_survey(member, ids[0]) for member, _, ids in by_member(family, _round(family, first))]
+        return next((refusal for refusal, _ in found if refusal), ""), set().union(*(layouts for _, layouts in found))
     if isinstance(family, BatchedFamily):
         made = family.problems(_round(family, first), held_out=False, device="cpu")
         return "", {problems.form.layout for _, problems in made}

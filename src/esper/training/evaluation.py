@@ -18,6 +18,7 @@ import torch
 from esper.config import EngineName
 from esper.engine.measure import gather
 from esper.env.growth_env import GrowthEnv
+from esper.env.rent import RENT_RATE
 from esper.env.stacked_env import StackedEnv
 from esper.policy.controller import Controller
 from esper.rollout.episodes import Episodes
@@ -47,6 +48,7 @@ class Job:
     """Probability that a decision is replaced by a random legal one."""
     engine: EngineName | None = None
     """None is the per-network one of the device."""
+    rent: float = RENT_RATE
 
     def play(
         self, device: torch.device | str = "cpu", stop: Callable[[], bool] = lambda: False
@@ -54,7 +56,7 @@ class Job:
         """The episodes, and the environment as they left it. They depend on the job alone, not on where it runs."""
         family = get_family(self.family) if isinstance(self.family, str) else self.family
         controller = make_controller(self.controller) if isinstance(self.controller, str) else self.controller
-        env = make_env(self.engine or per_network(device), family, len(self.draws), device)
+        env = make_env(self.engine or per_network(device), family, len(self.draws), device, rent=self.rent)
         actor = ControllerActor(controller, self.label, self.noise)
         with _one_thread():
             return play(env, actor, self.draws, held_out=self.held_out, stop=stop), env
@@ -74,11 +76,12 @@ def jobs_for(
     noise: float = 0.0,
     batch: int = BATCH,
     engine: EngineName | None = None,
+    rent: float = RENT_RATE,
 ) -> list[Job]:
     """All controllers on the first draws, then on the next ones: a run that is cut short leaves complete pairs."""
     groups = parts_of(draws, batch)
     return [
-        Job(label, family, who, group, held_out, noise, engine)
+        Job(label, family, who, group, held_out, noise, engine, rent)
         for group in groups
         for label, who in controllers.items()
     ]
@@ -128,12 +131,18 @@ def run_job(
     episodes, env = job.play(device, stop)
     with _one_thread():
         if isinstance(env, StackedEnv):
-            return results_of_stacks(episodes, env.engine, lambda: (time.perf_counter() - started) / len(job.draws))
+            share = partial(_share, started, len(job.draws))
+            return results_of_stacks(episodes, env.engine, share, rent=job.rent)
         records = [[info.record for info in row] for row in episodes.reports]
         tests, validations = env.evaluate_test(), gather([learner.evaluate() for learner in env.learners])
         rows = zip(job.draws, env.draws, env.learners, records, tests, validations, strict=True)
-        share = (time.perf_counter() - started) / len(job.draws)
-        return [result_of_learner(*row, seconds=share) for row in rows]
+        seconds = _share(started, len(job.draws))
+        return [result_of_learner(*row, rent=job.rent, seconds=seconds) for row in rows]
+
+
+def _share(started: float, networks: int) -> float:
+    """Seconds of each network, if all took the same."""
+    return (time.perf_counter() - started) / networks
 
 
 @contextmanager

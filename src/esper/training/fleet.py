@@ -24,6 +24,8 @@ from esper.agent.policies import unpack_policy
 from esper.config import EngineName
 from esper.engine.precision import Precision
 from esper.env.growth_env import GrowthEnv
+from esper.env.rent import RENT_RATE
+from esper.env.rents import Rent
 from esper.env.reward import RewardConfig
 from esper.env.situation import Situation
 from esper.env.spaces import ActionMasks, Observation
@@ -113,6 +115,7 @@ class Fleet:
         engine: EngineName | None = None,
         precision: Precision = Precision.FP32,
         compiled: bool = False,
+        rent: Rent = RENT_RATE,
     ) -> None:
         """`engine`: None is the per-network one of the device. `drawers` are processes that draw problems ahead, where
         this process plays stacks itself."""
@@ -125,7 +128,8 @@ class Fleet:
         """Episodes that are played side by side."""
         if workers > 1 and not on_cpu:
             log.warning("on a GPU one process plays all environments: of %d workers, none is started", workers)
-        settings = {"reward": reward, "slots": slots, "precision": precision, "compiled": compiled}
+        settings: dict[str, Any] = {"reward": reward, "slots": slots, "precision": precision}
+        settings |= {"compiled": compiled, "rent": rent}
         workers = min(workers, -(-size // self._together))  # no more than there are jobs
         local = workers == 1 or not on_cpu
         draws_ahead = local and drawers > 0 and self._stacked and not isinstance(family, BatchedFamily)

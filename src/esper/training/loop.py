@@ -95,6 +95,7 @@ class Trainer:
             engine=self.engine.name,
             precision=config.precision,
             compiled=config.compiled,
+            rent=config.rent,
         )
         self.agent = make_agent(config, device)
         if config.init is not None:

@@ -12,7 +12,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from esper.env.rent import RENT_RATE
 from esper.lifecycle import Stage
 
 if TYPE_CHECKING:
@@ -132,8 +131,8 @@ def plot_comparison(path: Path, found: Comparison, rows: Sequence[Row]) -> None:
     height = 1.9 + max(3.2, 0.36 * len(rows))
     with drawing(path, 1, 2, figsize=(12.5, height), width_ratios=[1.2, 1.0]) as (figure, (left, right)):
         styles = _styles(rows)
-        _draw_sizes(left, rows, styles)
-        _draw_scores(right, rows, styles)
+        _draw_sizes(left, rows, styles, found.rent)
+        _draw_scores(right, rows, styles, found.rent)
         count = len(found.common)
         title = f"{found.family}: {count} held-out draw{'s' * (count != 1)}, means with 95 % intervals"
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
@@ -152,7 +151,7 @@ def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def _draw_sizes(axes: Axes, rows: Sequence[Row], styles: dict[str, dict[str, Any]]) -> None:
+def _draw_sizes(axes: Axes, rows: Sequence[Row], styles: dict[str, dict[str, Any]], rent: float) -> None:
     axes.margins(x=0.2)  # room for the name of the rightmost point
     for row in rows:
         point, style = (row.parameters_ratio, row.test_accuracy.value), styles[row.name]
@@ -168,7 +167,7 @@ def _draw_sizes(axes: Axes, rows: Sequence[Row], styles: dict[str, dict[str, Any
         if kind != "static" and any(kind in row.name for row in rows):
             label = f"final network from scratch, {kind}"
             axes.plot([], [], marker, color=_STATIC, markerfacecolor="white", label=label)
-    _draw_equal_scores(axes)
+    _draw_equal_scores(axes, rent)
     axes.set(xlabel="parameters (× host)", ylabel="test accuracy (%)")
     axes.set_title("Accuracy against size", loc="left", fontsize=10)
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.11))  # hides no bar
@@ -181,19 +180,19 @@ def _join(axes: Axes, rows: Sequence[Row], **style: Any) -> None:
         axes.plot(*points, zorder=0, **style)
 
 
-def _draw_equal_scores(axes: Axes) -> None:
+def _draw_equal_scores(axes: Axes, rent: float) -> None:
     """Lines along which an extra parameter earns exactly its rent: the higher the line, the better the score."""
     (x0, x1), (y0, y1) = axes.get_xlim(), axes.get_ylim()
-    highest, lowest = y1 - RENT_RATE * (x0 - 1.0), y0 - RENT_RATE * (x1 - 1.0)
+    highest, lowest = y1 - rent * (x0 - 1.0), y0 - rent * (x1 - 1.0)
     step = max(1.0, (highest - lowest) / 10)
     for i in range(11):
-        ends = [lowest + i * step + RENT_RATE * (x - 1.0) for x in (x0, x1)]
+        ends = [lowest + i * step + rent * (x - 1.0) for x in (x0, x1)]
         label = "equal score" if i == 0 else None
         axes.plot((x0, x1), ends, color=_EQUAL_SCORE, linewidth=0.7, zorder=-1, label=label)
     axes.set(xlim=(x0, x1), ylim=(y0, y1))
 
 
-def _draw_scores(axes: Axes, rows: Sequence[Row], styles: dict[str, dict[str, Any]]) -> None:
+def _draw_scores(axes: Axes, rows: Sequence[Row], styles: dict[str, dict[str, Any]], rent: float) -> None:
     for place, row in enumerate(rows):
         style = styles[row.name]
         axes.errorbar(row.score.value, place, xerr=error_bar(row.score), capsize=3, elinewidth=1.0, **style)
@@ -204,7 +203,7 @@ def _draw_scores(axes: Axes, rows: Sequence[Row], styles: dict[str, dict[str, An
     names = [row.name.replace(": from scratch,", " from scratch,") for row in rows]
     axes.set_yticks(range(len(rows)), names, fontsize=9)
     axes.tick_params(axis="y", length=0)
-    what = f"accuracy − {RENT_RATE:g} points per extra host-size of parameters"
+    what = f"accuracy − {rent:g} points per extra host-size of parameters"
     axes.set(xlabel=what, ylim=(len(rows) - 0.5, -0.5))
     axes.set_title("Score; the tick | is the inter-quartile mean", loc="left", fontsize=10)
     axes.grid(axis="x", alpha=0.25)

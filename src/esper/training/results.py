@@ -93,6 +93,7 @@ def result_of_learner(
     test: Evaluation,
     validation: Evaluation,
     *,
+    rent: float,
     seconds: float,
 ) -> EpisodeResult:
     model, task = learner.model, draw.task
@@ -110,7 +111,7 @@ def result_of_learner(
         facts=dict(draw.facts),
         test_accuracy=test.accuracy,
         val_accuracy=validation.accuracy,
-        score=score(test.accuracy, parameters, model.host_parameters),
+        score=score(test.accuracy, parameters, model.host_parameters, rent),
         parameters=parameters,
         host_parameters=model.host_parameters,
         flops=flops,
@@ -128,7 +129,9 @@ def result_of_learner(
     )
 
 
-def results_of_stacks(episodes: Episodes, engine: StackedEngine, seconds: Callable[[], float]) -> list[EpisodeResult]:
+def results_of_stacks(
+    episodes: Episodes, engine: StackedEngine, seconds: Callable[[], float], *, rent: float
+) -> list[EpisodeResult]:
     """Of the episodes that an engine has just trained; `seconds` is the share of each, asked for at the end."""
     tests, reports, draws = engine.evaluate_test()[0].tolist(), reports_of(episodes), episodes.draw.tolist()
     stages, alphas, kinds, blends, sizes = (
@@ -146,6 +149,7 @@ def results_of_stacks(episodes: Episodes, engine: StackedEngine, seconds: Callab
                 row,
                 [info.record for info in reports[at]],
                 tuple(kept),
+                rent,
                 number=draws[at],
                 test_accuracy=tests[at],
                 parameters=hosts[at] + sum(int(sizes[at][i]) for i in acting),
@@ -158,7 +162,7 @@ def results_of_stacks(episodes: Episodes, engine: StackedEngine, seconds: Callab
 
 
 def _result_of_row(
-    problems: Problems, row: int, records: list[EpochRecord], kept: tuple[KeptSeed, ...], **known: Any
+    problems: Problems, row: int, records: list[EpochRecord], kept: tuple[KeptSeed, ...], rent: float, **known: Any
 ) -> EpisodeResult:
     """`known` is what the engine's columns say."""
     host_flops, per_epoch = _host_flops(problems, row), problems.form.batch_size * int(problems.updates[row])
@@ -166,7 +170,7 @@ def _result_of_row(
     return EpisodeResult(
         facts=dict(problems.facts[row]) if problems.facts else {},
         val_accuracy=records[-1].measured.accuracy,
-        score=score(known["test_accuracy"], known["parameters"], known["host_parameters"]),
+        score=score(known["test_accuracy"], known["parameters"], known["host_parameters"], rent),
         flops=host_flops + sum(seed_flops(seed.blueprint, seed.shape, seed.blend) for seed in kept),
         host_flops=host_flops,
         training_flops=training_flops(records, host_flops, slot_shapes(problems, row), per_epoch),

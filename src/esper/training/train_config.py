@@ -11,6 +11,8 @@ from typing import Any
 from esper.agent.config import PPOConfig
 from esper.config import COUNTS, SHARE, EngineOption, check_ranges, read_small, settings_from
 from esper.engine.precision import Precision
+from esper.env.rent import RENT_RATE
+from esper.env.rents import Rent, check_rents
 from esper.env.reward import DISCOUNT, RewardConfig, check_discount
 from esper.tasks.draws import TRAINING_DRAWS_PER_SEED
 from esper.tasks.family import BoundedFamily, family_of
@@ -38,6 +40,8 @@ class TrainConfig:
     """Checkpoint that the policy starts from; None is a fresh one. A run's folder keeps a copy."""
     floor: float = 0.0
     """Least probability of a legal choice, in every head: what is never tried is never learnt about."""
+    rent: Rent = RENT_RATE
+    """Points that one more host-size of parameters must earn; "varied" is another one, from 0 to 20, for each draw."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     engine: EngineOption = "auto"
@@ -61,6 +65,7 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         check_ranges(self, {**COUNTS, "floor": SHARE})
+        check_rents(self.rent)
         if self.draws is not None and self.draws < self.envs // self.ppo.siblings:
             needed = self.envs // self.ppo.siblings
             raise ValueError(f"a rollout needs at least as many problems as it plays ({needed}); draws is {self.draws}")
@@ -88,10 +93,28 @@ class TrainConfig:
         for name in ("reward", "ppo"):
             if isinstance(data, dict) and name not in data:
                 raise ValueError(f"it has no setting {name!r}")
-        return settings_from(data, cls, "its settings")
+        return settings_from(_with_rent(data), cls, "its settings")
+
+
+def _with_rent(data: object) -> object:
+    """Of a run from when the rent was a setting of the reward: as one of the run."""
+    if not (isinstance(data, dict) and isinstance(reward := data.get("reward"), dict) and "rent_rate" in reward):
+        return data
+    others = {name: value for name, value in reward.items() if name != "rent_rate"}
+    return {"rent": reward["rent_rate"], **data, "reward": others}
 
 
 PRESETS: dict[str, TrainConfig] = {
+    "small": TrainConfig(
+        task="6*grammar+mixed",  # half and half: a round of mixed is 24 draws, one of grammar 4
+        envs=4096,
+        updates=40,
+        rent="varied",
+        evaluate_every=5,
+        evaluation_episodes=192,
+        compare_episodes=96,
+        ppo=PPOConfig(siblings=4, learning_rate=6e-4, learning_rate_end=1e-4, anneal_updates=40),
+    ),
     "demo": TrainConfig(
         task="mixed/vector", envs=16, updates=15, draws=48, evaluate_every=0, ppo=PPOConfig(learning_rate=1e-3)
     ),

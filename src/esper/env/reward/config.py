@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from esper.actions import Op
-from esper.env.rent import RENT_RATE
 
 Mode = Literal["shaped", "simplified", "sparse", "minimal"]
 Signal = Literal["contribution", "loss"]
@@ -79,8 +78,6 @@ class RewardConfig:
     """For the loss signal: what losses are worth; None follows from the number of classes."""
     discount: float = DISCOUNT
     """γ of the shaping: the agent's own, which `check_discount` compares with it."""
-    rent_rate: float = RENT_RATE
-    """Points per extra host-size of kept parameters."""
     scale: float = 1.0
     """Multiplies every term, after clamping."""
     progress_weight: float = 1.0
@@ -132,7 +129,6 @@ class RewardConfig:
 
 
 _NOT_NEGATIVE = (
-    "rent_rate",
     "progress_weight",
     "claim_limit",
     "attribution_steepness",

@@ -171,7 +171,7 @@ class Reward:
         config, nothing = self.config, torch.zeros_like(level)
         if config.mode in ("sparse", "minimal"):
             return torch.stack((nothing,) * len(SHAPING_TERMS), -1)
-        worth = bounded(level - rent(w.parameters, w.host_parameters, config.rent_rate))
+        worth = bounded(level - rent(w.parameters, w.host_parameters, w.rent))
         if config.mode == "simplified":
             return torch.stack((worth, nothing, nothing), -1)
         progress = config.progress_weight * self.progress(w).sum(1)
@@ -261,7 +261,7 @@ class Reward:
         promise = PROXY_CONFIDENCE * self.value(v.shadow).nan_to_num(0.0).clamp(min=0.0)
         contribution = self.value(v.contribution)
         worth = torch.where(here, torch.where(contribution.isnan(), promise, contribution), 0.0).sum(1)  # R138
-        worth = worth - rent(host + (here * v.size).sum(1), host, config.rent_rate)
+        worth = worth - rent(host + (here * v.size).sum(1), host, before.rent)
         cost = config.prune_cost * (1.0 + worth / PRUNE_POINTS).clamp(max=PRUNE_CAP)
         pruned = epoch.changed & (epoch.op == Op.PRUNE) & (worth > 0.0)
         return {
@@ -285,7 +285,7 @@ class Reward:
         measured_size = before.host_parameters + (before.slots.size * acting).sum(1)
         size = torch.where(epoch.undone, after.parameters, measured_size)
         accuracy = finite(epoch.accuracy).nan_to_num(0.0)  # a network without a finite accuracy is worth nothing
-        final = score(accuracy, size, after.host_parameters, self.config.rent_rate)
+        final = score(accuracy, size, after.host_parameters, after.rent)
         terms = {
             "objective": torch.where(terminal, bounded(final), 0.0),
             "unfinished": -torch.where(ended, forfeited, 0.0),

@@ -68,7 +68,7 @@ class Outlook:
     @property
     def remarks(self) -> tuple[str, ...]:
         found = [self.why_nothing_can_grow]
-        if self.rent != RENT_RATE and is_learned(self.controller):
+        if self.rent != RENT_RATE and is_learned(self.controller) and not reads_rent(self.controller):
             found.append(
                 f"The controller {self.controller.name} was trained with a rent of {RENT_RATE:g} and cannot read "
                 f"another one: only the score, and what is kept at the end, are for a rent of {self.rent:g}."
@@ -95,6 +95,13 @@ def is_learned(controller: Controller) -> bool:
     if isinstance(controller, ByHost):
         return is_learned(controller.dense) or is_learned(controller.others)
     return isinstance(controller, LearnedController)
+
+
+def reads_rent(controller: Controller) -> bool:
+    """Of a learned one: whether its decisions depend on the rent."""
+    if isinstance(controller, ByHost):
+        return reads_rent(controller.dense) and reads_rent(controller.others)
+    return isinstance(controller, LearnedController) and controller.reads_rent
 
 
 def _why_nothing_can_grow(model: GrowingModel, epochs: int) -> str:
