@@ -132,6 +132,31 @@ class GrowingModel(nn.Module):
             yield self.host(*args, **kwargs)
 
     @contextmanager
+    def in_shadow(self, slot: Slot) -> Iterator[None]:
+        """Within, whole passes of the host have an incubating seed at full strength, and leave no trace but gradients.
+
+        For passes that nobody recorded: `shadow` is quicker.
+        """
+        others = [other.seed for other in self.joined if other.seed is not None]
+        with preserved_rng(self.device), preserved_buffers(*others), self.as_if({slot: SlotMode.SHADOW}):
+            yield
+
+    @contextmanager
+    def as_if(self, changes: dict[Slot, SlotMode]) -> Iterator[None]:
+        """Within, whole passes of the host are made with some slots in another mode."""
+        with ExitStack() as stack:
+            for slot, mode in changes.items():
+                if mode is SlotMode.SHADOW:
+                    stack.enter_context(slot.private_buffers())
+            try:
+                for slot, mode in changes.items():
+                    slot.mode = mode
+                yield
+            finally:
+                for slot in changes:
+                    slot.mode = SlotMode.LIVE
+
+    @contextmanager
     def _switched(self, changes: dict[Slot, SlotMode]) -> Iterator[None]:
         first = min(changes, key=lambda slot: slot.index)
         modes = dict.fromkeys(self.slots[: first.index], SlotMode.REPEAT) | changes

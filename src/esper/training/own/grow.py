@@ -72,6 +72,7 @@ def grow(
     control: bool = False,
     in_place: bool = False,
     on_epoch: OnEpoch | None = None,
+    checkpoint: str | Path | None = None,
 ) -> Grown:
     """Train a copy of `model` and let it grow at `slots` (module paths or patterns); the result is a plain model.
 
@@ -88,7 +89,8 @@ def grow(
     `rent` is the price of size: points of accuracy that a seed as large as the model must earn. Rules, what is kept at
     the end and `Grown.score` use it; learned controllers were trained with 5 and cannot read another one yet.
 
-    With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far.
+    With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far. With
+    `checkpoint`, a folder, the same call goes on after the last whole epoch of a run that was killed.
     `model` itself is not touched, unless it is trained `in_place`, to save memory: then it ends as the trained
     host without its seeds, and `grown.model` is made of the same tensors. What is known to go wrong before the training
     is warned of (`GrowthWarning`); `Grown.remarks` has all of it.
@@ -130,7 +132,8 @@ def grow(
     before = outlook(growing, decider, epochs, rent, constant=objective.constant, ignored=objective.ignored)
     modes = {module: module.training for module in host.modules()}
     try:
-        return run_growth(learners, before, without_labels(host, example), test, seed, on_epoch, warn_user)
+        bare = without_labels(host, example)
+        return run_growth(learners, before, bare, test, seed, on_epoch, warn_user, checkpoint)
     finally:  # however it ended, a host that is the user's own is theirs again
         growing.detach().zero_grad(set_to_none=True)
         for module, training in modes.items():
