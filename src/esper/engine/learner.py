@@ -56,6 +56,7 @@ class Learner:
         precision: Precision = Precision.FP32,
     ) -> None:
         self.model = model
+        model.driven = True
         self.optimizer = optimizer
         self.feed = feed
         self.loss = loss

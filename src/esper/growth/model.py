@@ -7,6 +7,7 @@ seeds that incubate), measuring (`forward` and `replay` while `recording`), `end
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.actions import BLENDS
+from esper.errors import GrowthWarning
 from esper.growth.blueprints import VISIBILITIES, Blueprint, SlotShape, blueprint_names, fitting
 from esper.growth.replay import PassRecorder
 from esper.growth.seed import Seed, parameter_count
@@ -91,6 +93,8 @@ class GrowingModel(nn.Module):
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         if budget is not None and budget < self.host_parameters:
             raise ValueError(f"the budget of {budget:,} parameters is smaller than the host, {self.host_parameters:,}")
+        self.driven = False
+        """Somebody (a learner) makes the passes and measurements by which seeds move on."""
         self.on_planting: Callable[[Seed], None] | None = None
         """Called with every new seed before it joins the host."""
         self.first_weights: Callable[[int], AbstractContextManager[Any]] | None = None
@@ -101,10 +105,21 @@ class GrowingModel(nn.Module):
     # -- the forward pass and its variants ----------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.driven and self.training and torch.is_grad_enabled() and self.live:
+            self._warn_of_stuck_seed()
         self._recorder.start_pass()
         for slot in self.slots:
             slot.start_pass(keep_output=self._recorder.is_active)
         return self.host(*args, **kwargs)
+
+    def _warn_of_stuck_seed(self) -> None:
+        self.driven = True  # said once
+        warnings.warn(
+            f"the seed at {self.live[0].path} is in training, but nothing trains it, measures it or moves it on: in a "
+            "loop of your own use esper.Growth, else esper.grow",
+            GrowthWarning,
+            stacklevel=5,
+        )
 
     @contextmanager
     def recording(self) -> Iterator[None]:

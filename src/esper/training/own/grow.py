@@ -25,7 +25,7 @@ from esper.lifecycle import Rules
 from esper.policy.controller import Controller
 from esper.tasks.feed import Feed, chunks
 from esper.tasks.registry import Task, percent_correct
-from esper.training.catalogue import make_controller
+from esper.training.catalogue import as_controller
 from esper.training.own.data import (
     Data,
     as_feed,
@@ -147,19 +147,6 @@ def _own(model: nn.Module, *, in_place: bool) -> nn.Module:
     model = getattr(model, "_orig_mod", model)  # of torch.compile; the grown model can be compiled again
     check_model(model)
     return model if in_place else copied(model)
-
-
-def as_controller(given: str | Path | Controller) -> Controller:
-    """A controller by name or by path, or an object of the user's."""
-    if isinstance(given, str | Path):
-        return make_controller(str(given))
-    can = all(callable(getattr(given, verb, None)) for verb in ("reset", "decide"))
-    if isinstance(given, type) or not can or not isinstance(getattr(given, "name", None), str):
-        raise ValueError(
-            "the controller must be a name, the path of a policy, or an object with a name, reset() and decide(), not "
-            f"{given!r:.60}"
-        )
-    return given
 
 
 def grow_task(

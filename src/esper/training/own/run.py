@@ -128,7 +128,7 @@ def run_growth(
         raise KeyboardInterrupt
     for stepper in steppers:
         stepper.close()
-    return _finish(learners, before, growing.untrained.accuracy, growing.records, example, test)
+    return finish_growth(learners, before, growing.untrained, growing.records, example, test)
 
 
 def _make_updates(stepper: Stepper) -> None:
@@ -161,14 +161,15 @@ def _remedy(model: nn.Module) -> str:
     return "lower the learning rate, or look for extreme values in the data"
 
 
-def _finish(
+def finish_growth(
     learners: list[Learner],
     before: Outlook,
-    untrained: float,
+    untrained: Evaluation,
     records: Sequence[EpochRecord],
     example: Any,
     test: Callable[[], Iterable[Batch]] | None,
 ) -> Grown:
+    """Decide about unfinished seeds, export, and look whether the export gives what was measured."""
     grown = learners[0]
     settled = settle(grown, before.rent)
     model = grown.model
@@ -190,7 +191,7 @@ def _finish(
         control=(held_out or validation)[1] if len(learners) > 1 else None,
         example=example,
         interrupted=len(records) < before.epochs,
-        remarks=remarks(before, history, validation[0].accuracy, untrained, targets) + problem,
+        remarks=remarks(before, history, validation[0].accuracy, untrained.accuracy, targets) + problem,
     )
 
 

@@ -219,7 +219,9 @@ class Stepper:
             raise StateError(f"this is no state of a growth that this version reads (format {state.get('format')!r})")
         for name, value in self._identity().items():
             if state["run"].get(name) != value:
-                raise StateError(f"the state is of another run: its {name} is {state['run'].get(name)!r}, not {value!r}")
+                raise StateError(
+                    f"the state is of another run: its {name} is {state['run'].get(name)!r}, not {value!r}"
+                )
         learner, model = self.learner, self.learner.model
         model.host.load_state_dict(state["host"])
         self._plant(state)
