@@ -64,24 +64,31 @@ class GrowingOptimizer:
         self.updates = 0
         self._lists_of = [*schedulers, *followed]
         self._own_rates: list[float] | None = None
+        self._nested = 0
         self._hooks: list[RemovableHandle] = []
 
     def hook(self, updated: Callable[[], None]) -> None:
         """From now on an update has its rates whoever makes it (a scaler, a Trainer), and `updated` is called."""
 
         def before(*_: Any) -> None:
-            self._restore()  # of an update that failed
+            if self._own_rates is not None:  # torch hooks the step of a subclass, and the one that it calls, too
+                self._nested += 1
+                return
             groups = self.optimizer.param_groups
-            own = [group["lr"] for group in groups]
+            self._own_rates = [group["lr"] for group in groups]
             for group, rate in zip(groups, self._next_rates(), strict=True):
                 group["lr"] = rate
-            self._own_rates = own
 
         def after(*_: Any) -> None:
+            if self._nested:
+                self._nested -= 1
+                return
             self._restore()
             updated()
 
-        self._hooks = [self.optimizer.register_step_pre_hook(before), self.optimizer.register_step_post_hook(after)]
+        first = self.optimizer.register_step_pre_hook(before)
+        self.optimizer._optimizer_step_pre_hooks.move_to_end(first.id, last=False)  # others see the rates in use
+        self._hooks = [first, self.optimizer.register_step_post_hook(after)]
 
     def unhook(self) -> None:
         for handle in self._hooks:
@@ -92,7 +99,7 @@ class GrowingOptimizer:
         if self._own_rates is not None:
             for group, rate in zip(self.optimizer.param_groups, self._own_rates, strict=True):
                 group["lr"] = rate
-            self._own_rates = None
+            self._own_rates, self._nested = None, 0
 
     def add(self, slot: int, parameters: Iterable[Tensor], near: Iterable[Sequence[Tensor]] = ()) -> str:
         """Take a seed's parameters in, as the group of `slot`. Gives a line that says whose settings they got.
@@ -161,7 +168,10 @@ class GrowingOptimizer:
     def step(self) -> None:
         """One update with the gradients as they are."""
         if self._hooks:
-            self.optimizer.step()
+            try:
+                self.optimizer.step()
+            finally:
+                self._restore()
         else:
             with self._rates(self._next_rates()):
                 self.optimizer.step()

@@ -200,6 +200,12 @@ class GrowingModel(nn.Module):
             torch.default_generator.manual_seed(self.rng_seed * 1_000_003 + number)
             with nullcontext() if self.first_weights is None else self.first_weights(number):
                 seed = Seed(blueprint, slot.shape, blend)
+        self.place(slot, seed)
+        kind = blueprint_names().index(blueprint), BLENDS.index(blend)
+        return self.lifecycle.germinate(slot.index, *kind, seed.size, epoch=epoch, reason=reason)
+
+    def place(self, slot: Slot, seed: Seed) -> None:
+        """Make a seed that was just built, or loaded, one of this network."""
         host = own_tensors(self.host)[0]
         like = next(slot.module.parameters(), host[0])  # parts may differ in precision
         # A host in channels-last order wants such seeds.
@@ -211,8 +217,6 @@ class GrowingModel(nn.Module):
             self.on_planting(seed)
         slot.plant(seed, self.host)
         self.seeds[str(slot.index)] = seed
-        kind = blueprint_names().index(blueprint), BLENDS.index(blend)
-        return self.lifecycle.germinate(slot.index, *kind, seed.size, epoch=epoch, reason=reason)
 
     def why_not_grow(self, slot: Slot, blueprint: str) -> str:
         """Why this seed does not fit or cannot be afforded; empty when it can be grown."""

@@ -71,6 +71,8 @@ class RuleController(ABC):
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """After `reset`, with what `state_dict` gave."""
+        if state:
+            raise ValueError(f"{self.name} remembers nothing, so this is no state of it")
 
     def act(self, world: World, observation: Observation, masks: ActionMasks) -> Tensor:
         return self.choose(world, masks)[0]

@@ -30,22 +30,31 @@ class Checkpoint:
         """Go on from what is in the folder, if there is something."""
         if not self._path.exists():
             return
-        with refused(StateError, f"{self._path} cannot be read; remove it to begin anew", Exception):
-            saved = torch.load(self._path, map_location="cpu", weights_only=True)
-            states, feeds = saved["networks"], saved["data"]
+        saved = read_state(self._path)
+        states, feeds = saved.get("networks", ()), saved.get("data", ())
         if len(states) != len(self._steppers):
             raise StateError(f"{self._path} is of a run {'with' if len(states) > 1 else 'without'} a control")
         for stepper, state, feed in zip(self._steppers, states, feeds, strict=True):
-            with refused(StateError, f"{self._path}", StateError, ValueError):
-                stepper.load_state_dict(state)
+            stepper.load_state_dict(state)
             _load_feed(stepper.learner.feed, feed)
 
     def save(self) -> None:
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        content = io.BytesIO()
         data = [_feed_state(stepper.learner.feed) for stepper in self._steppers]
-        torch.save({"networks": [stepper.state_dict() for stepper in self._steppers], "data": data}, content)
-        write_whole(self._path, content.getvalue())
+        write_state(self._path, {"networks": [stepper.state_dict() for stepper in self._steppers], "data": data})
+
+
+def write_state(path: Path, state: dict[str, Any]) -> None:
+    """Whole or not at all: who is killed meanwhile has the state of the epoch before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
+    torch.save(state, content)
+    write_whole(path, content.getvalue())
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    with refused(StateError, f"{path} cannot be read; remove it to begin anew", Exception):
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return found
 
 
 def _check_feed(feed: Feed) -> None:

@@ -30,6 +30,7 @@ from esper.lifecycle import Rules
 from esper.policy.controller import Controller
 from esper.tasks.feed import LoaderFeed
 from esper.training.catalogue import as_controller
+from esper.training.own.checkpoint import read_state, write_state
 from esper.training.own.data import (
     Data,
     as_validation,
@@ -122,7 +123,7 @@ class Growth(Stepper):
         """The host, with its seeds in place."""
         return self.learner.model.host
 
-    # -- the loop -------------------------------------------------------------------------------------------------------
+    # -- the loop -------------------------------------------------------------------------------------------------
 
     def backward(  # type: ignore[override]
         self, batch: Any, *, scaler: torch.amp.GradScaler | None = None, accumulate: int = 1
@@ -133,6 +134,8 @@ class Growth(Stepper):
         model and returns the loss. An update of several batches: `accumulate` is their number, which divides the loss
         (a function divides it itself). Gives the loss of the host.
         """
+        if scaler is not None:
+            self.keep_norms()
         self.before_gradients()
         scale = _scale(scaler, accumulate)
         if not callable(batch):
@@ -165,7 +168,7 @@ class Growth(Stepper):
         return nn.utils.clip_grad_norm_([*model.host.parameters(), *acting], most)
 
     def step(self, scaler: torch.amp.GradScaler | None = None) -> None:
-        """One update, as your own `optimizer.step()` would make it; with a scaler, `scaler.step` and `scaler.update`."""
+        """One update, as your own `optimizer.step()` would make it; with a scaler, its `step` and `update`."""
         if scaler is None:
             self.learner.optimizer.step()
         else:
@@ -184,6 +187,17 @@ class Growth(Stepper):
         self.learner.optimizer.warmup_updates = updates  # a seed warms up over one epoch
         return record
 
+    def save_state(self, path: str | Path) -> None:
+        """`state_dict()` as a file that is there whole or not at all. Call it after `end_epoch()`."""
+        write_state(Path(path), self.state_dict())
+
+    def load_state(self, path: str | Path) -> bool:
+        """Go on exactly from what `save_state` wrote; False where there is no such file."""
+        if not Path(path).exists():
+            return False
+        self.load_state_dict(read_state(Path(path)))
+        return True
+
     def finish(self) -> Grown:
         """What unfinished seeds come to, and the plain model (`.model`), as `esper.grow` gives it. The loop is over."""
         if self._epoch is not None and self._updates.made:
@@ -201,7 +215,7 @@ class Growth(Stepper):
             for module, training in modes.items():
                 module.training = training
 
-    # -- internals ------------------------------------------------------------------------------------------------------
+    # -- internals ------------------------------------------------------------------------------------------------
 
     def casting(self) -> AbstractContextManager[Any]:
         if self._autocast is None:

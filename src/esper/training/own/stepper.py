@@ -17,12 +17,11 @@ from torch import Tensor
 from esper.actions import Effect
 from esper.engine.eager import EagerEngine, EpochRecord, EpochUnderWay
 from esper.engine.governor import Governor
-from esper.engine.learner import Learner, TrainReport, Updates, norms_of
+from esper.engine.learner import Learner, Updates, norms_of
 from esper.engine.measure import Evaluation, gather
 from esper.env.rent import RENT_RATE
 from esper.env.situation import observe
 from esper.growth.seed import Seed
-from esper.growth.tensors import move_together
 from esper.lifecycle import Stage
 from esper.plain_data import as_data, from_data
 from esper.policy.controller import Controller
@@ -59,7 +58,7 @@ class Stepper:
         self._seen_shadows = False
         learner.optimizer.hook(self._updated)
 
-    # -- one epoch, in this order ---------------------------------------------------------------------------------------
+    # -- one epoch, in this order ---------------------------------------------------------------------------------
 
     def start(self) -> None:
         """Measure the untrained network."""
@@ -89,6 +88,11 @@ class Stepper:
         return self._epoch.effect
 
     @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return self.learner.epoch
+
+    @property
     def over(self) -> bool:
         return self.learner.epoch >= self.epochs
 
@@ -115,7 +119,7 @@ class Stepper:
         self.begin_epoch()
         if self._stepped:
             self.learner.optimizer.zero_grad()
-            self._last, self._stepped = [], False
+            self._last, self._versions, self._stepped = [], [], False
 
     def _updated(self) -> None:
         """After every update, whoever made it."""
@@ -142,18 +146,19 @@ class Stepper:
                 "is torch's default"
             )
         epoch, updates = self._epoch, self._updates
-        updates.norms = norms_of(self._last, self.learner.model.device)
+        self.keep_norms()
         self._recording.close()
-        epoch.judge(*self.agreed(gather([updates.report()])[0], self._measure()))
+        epoch.judge(gather([updates.report()])[0], self._measure())
         (record,) = self._engine.end([epoch])
         self.records.append(record)
-        self._last, self._epoch = [], None
+        self._last, self._versions, self._epoch = [], [], None
         self.learner.optimizer.zero_grad()
         return record
 
-    def agreed(self, trained: TrainReport, measured: Evaluation) -> tuple[TrainReport, Evaluation]:
-        """What all processes of a run decide by; here there is one."""
-        return trained, measured
+    def keep_norms(self) -> None:
+        """Of the last update's gradients. Needed before the end of an epoch where a scaler may leave updates out."""
+        if self._last:
+            self._updates.norms = norms_of(self._last, self.learner.model.device)
 
     def casting(self) -> AbstractContextManager[Any]:
         """The context of every pass."""
@@ -168,7 +173,7 @@ class Stepper:
         self._recording.close()
         self.learner.optimizer.unhook()
 
-    # -- to go on after a stop --------------------------------------------------------------------------------------------
+    # -- to go on after a stop ------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
         """Everything, as plain data and tensors, between two epochs; `load_state_dict` goes on exactly from there."""
@@ -239,18 +244,12 @@ class Stepper:
     def _plant(self, state: Mapping[str, Any]) -> None:
         """Seeds and slots as they were, and a group of the optimizer for each seed, in the order of then."""
         learner, model = self.learner, self.learner.model
-        like = next(model.host.parameters())
         for saved in state["seeds"]:
             slot = model.slots[saved["slot"]]
             with torch.random.fork_rng(devices=[]):
                 seed = Seed(saved["blueprint"], slot.shape, saved["blend"])
-            dtype = next(slot.module.parameters(), like).dtype
-            move_together(seed, like.device, dtype)
+            model.place(slot, seed)
             seed.load_state_dict(saved["tensors"])
-            if model.on_planting is not None:
-                model.on_planting(seed)
-            slot.plant(seed, model.host)
-            model.seeds[str(slot.index)] = seed
             for buffer, value in zip(slot.shadow_buffers, saved["shadow"], strict=False):
                 buffer.copy_(value)
         for name, values in state["slots"].items():
