@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import signal
 import subprocess
 import sys
@@ -214,7 +215,7 @@ def test_misuse_is_one_line() -> None:
     torch.optim.lr_scheduler.StepLR(optimizer, 3)
     with pytest.raises(ValueError, match=r"pass schedulers=\[scheduler\]"):
         growth_of(model, optimizer)
-    with pytest.raises(ValueError, match="no group of the optimizer has the parameter '0.weight'"):
+    with pytest.raises(ValueError, match=r"no group of the optimizer has the parameter '0\.weight'"):
         growth_of(net(), torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1))
 
 
@@ -311,3 +312,38 @@ def test_a_checkpoint_needs_whole_passes(tmp_path: Path) -> None:
     loader = DataLoader(TensorDataset(X, Y), batch_size=50)
     with pytest.raises(StateError, match="whole passes over the training loader"):
         esper.grow(net(), loader, loader, slots=["1"], epochs=9, updates_per_epoch=4, checkpoint=tmp_path)
+
+
+# -- what the documentation shows ---------------------------------------------------------------------------------
+
+ROOT = Path(__file__).parents[2]
+
+
+def test_the_loop_of_the_documentation_is_within_a_point_of_grow(capsys: pytest.CaptureFixture[str]) -> None:
+    (snippet,) = (part.partition("```")[0] for part in (ROOT / "docs/own_loop.md").read_text().split("```python\n")[1:])
+    names: dict[str, object] = {}
+    exec(snippet, names)
+    x, y = names["x"], names["y"]
+    assert isinstance(x, Tensor)
+    assert isinstance(y, Tensor)
+    torch.manual_seed(0)
+    torch.randn(600, 2)
+    model = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 6), nn.ReLU(), nn.Linear(6, 3))
+    grown = esper.grow(
+        model,
+        (x[:400], y[:400]),
+        (x[400:], y[400:]),
+        slots=["1", "3"],
+        controller="heuristic",
+        epochs=20,
+        batch_size=50,
+        optimizer=lambda parameters: torch.optim.AdamW(parameters, lr=0.01),
+    )
+    print(names["grown"].validation.accuracy, grown.validation.accuracy)  # type: ignore[attr-defined]
+    assert names["grown"].validation.accuracy >= grown.validation.accuracy - 1.0  # type: ignore[attr-defined]
+
+
+def test_the_example_grows(capsys: pytest.CaptureFixture[str]) -> None:
+    assert len((ROOT / "examples/own_loop.py").read_text().splitlines()) < 80
+    names = runpy.run_path(str(ROOT / "examples/own_loop.py"))
+    assert names["main"]().validation.accuracy > 85.0

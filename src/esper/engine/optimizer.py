@@ -87,7 +87,8 @@ class GrowingOptimizer:
             updated()
 
         first = self.optimizer.register_step_pre_hook(before)
-        self.optimizer._optimizer_step_pre_hooks.move_to_end(first.id, last=False)  # others see the rates in use
+        hooks: Any = self.optimizer._optimizer_step_pre_hooks
+        hooks.move_to_end(first.id, last=False)  # others see the rates in use
         self._hooks = [first, self.optimizer.register_step_post_hook(after)]
 
     def unhook(self) -> None:
