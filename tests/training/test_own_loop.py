@@ -1,4 +1,4 @@
-"""`esper.Growth` in a loop of one's own, and runs that go on after they were killed. Covers: R005, R031."""
+"""`esper.Growth` in a loop of one's own, and runs that go on after they were killed."""
 
 from __future__ import annotations
 
