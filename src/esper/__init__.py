@@ -9,21 +9,23 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from esper.errors import GrowthWarning
     from esper.growth.attach import attach, inspect
     from esper.growth.blueprints import blueprint
     from esper.growth.export import load
     from esper.growth.model import GrowingModel
     from esper.training.own.grow import grow
-    from esper.training.own.remarks import GrowthWarning
+    from esper.training.own.growth import Growth
     from esper.training.own.run import Grown
 
 __version__ = "0.1.0"
-__all__ = ["GrowingModel", "Grown", "GrowthWarning", "attach", "blueprint", "grow", "inspect", "load"]
+__all__ = ["GrowingModel", "Grown", "Growth", "GrowthWarning", "attach", "blueprint", "grow", "inspect", "load"]
 
 _HOME = {
     "GrowingModel": "esper.growth.model",
     "Grown": "esper.training.own.run",
-    "GrowthWarning": "esper.training.own.remarks",
+    "Growth": "esper.training.own.growth",
+    "GrowthWarning": "esper.errors",
     "attach": "esper.growth.attach",
     "blueprint": "esper.growth.blueprints",
     "grow": "esper.training.own.grow",

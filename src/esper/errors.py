@@ -43,3 +43,7 @@ def did_you_mean(name: str, known: Iterable[str], otherwise: str = "", cutoff: f
 
 class RefusedError(ValueError):
     """What was asked for cannot be done here, whatever the data are: a command that is refused ends with 2."""
+
+
+class GrowthWarning(UserWarning):
+    """A run that cannot do what its user expects, by what is known before it starts."""

@@ -108,21 +108,21 @@ class SlotColumns:
         joined = cls.empty([part.present.shape[1] for part in parts], [Rules()] * len(parts), device, width)
         for i, part in enumerate(parts):
             own = joined.row(i, part.present.shape[1])
-            for name in _COLUMNS:
+            for name in COLUMNS:
                 getattr(own, name).copy_(getattr(part, name))
         return joined
 
     def row(self, network: int, slots: int) -> SlotColumns:
         """One network's own columns [1, slots], in the same memory."""
-        cut = {name: getattr(self, name)[network : network + 1] for name in _COLUMNS}
+        cut = {name: getattr(self, name)[network : network + 1] for name in COLUMNS}
         return SlotColumns(**{name: t if name == "rules" else t[:, :slots] for name, t in cut.items()})
 
     def clone(self) -> SlotColumns:
-        return SlotColumns(**{name: getattr(self, name).clone() for name in _COLUMNS})
+        return SlotColumns(**{name: getattr(self, name).clone() for name in COLUMNS})
 
     def select(self, networks: Tensor) -> SlotColumns:
         """Copies of some rows."""
-        return SlotColumns(**{name: getattr(self, name)[networks] for name in _COLUMNS})
+        return SlotColumns(**{name: getattr(self, name)[networks] for name in COLUMNS})
 
     # -- what is so ---------------------------------------------------------------------------------------------------
 
@@ -256,7 +256,7 @@ class SlotColumns:
             contrast.copy_(torch.where(where[..., None], math.nan, contrast))
 
 
-_COLUMNS = tuple(field.name for field in fields(SlotColumns))
+COLUMNS = tuple(field.name for field in fields(SlotColumns))
 
 
 @cache

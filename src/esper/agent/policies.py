@@ -42,7 +42,7 @@ from esper.env.spaces import ActionMasks, Observation
 from esper.env.world import World
 from esper.errors import first_line, shown
 from esper.growth.blueprints import blueprint_names
-from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig, NetworkOutput
+from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig, NetworkOutput, RecurrentState
 
 if TYPE_CHECKING:
     from esper.agent.ppo import PPOAgent
@@ -309,6 +309,14 @@ class LearnedController:
             )
         self._actor = PolicyActor(self.network, self.normaliser)
         self._actor.reset(seeds)
+
+    def state_dict(self) -> dict[str, Any]:
+        memory = None if self._actor is None else self._actor.state
+        return {"memory": None if memory is None else [memory.hidden.clone(), memory.cell.clone()]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if self._actor is not None and state["memory"] is not None:
+            self._actor.state = RecurrentState(*(t.clone() for t in state["memory"]))
 
     def act(self, world: World, observation: Observation, masks: ActionMasks) -> Tensor:
         with torch.inference_mode():

@@ -42,8 +42,8 @@ Measured = tuple[Mapping[int, float], Mapping[int, Contrast], Mapping[int, Contr
 
 
 @dataclass(slots=True)
-class _Epoch:
-    """One learner's epoch, while it is under way."""
+class EpochUnderWay:
+    """One learner's epoch between its action and its record."""
 
     learner: Learner
     governor: Governor | None
@@ -56,7 +56,7 @@ class _Epoch:
     report: tuple[TrainReport, Evaluation] = field(init=False)
 
     @classmethod
-    def begin(cls, learner: Learner, governor: Governor | None, action: Action) -> _Epoch:
+    def begin(cls, learner: Learner, governor: Governor | None, action: Action) -> EpochUnderWay:
         effect = learner.apply(action)
         for transition in effect.transitions:
             if governor is not None and transition.target is Stage.FOSSILIZED:
@@ -133,16 +133,16 @@ class EagerEngine:
         wanted = [True] * len(self.learners) if active is None else active
         rows = zip(self.learners, self.governors, actions, wanted, strict=True)
         chosen = [(learner, governor, action) for learner, governor, action, on in rows if on]
-        epochs: list[_Epoch] = []
+        epochs: list[EpochUnderWay] = []
 
         def beginning() -> Iterator[Learner]:
             for row in chosen:
-                epochs.append(_Epoch.begin(*row))
+                epochs.append(EpochUnderWay.begin(*row))
                 yield row[0]
 
         for i, report in enumerate(self.run(beginning())):  # a GPU works on the next ones meanwhile
             epochs[i].judge(*report)
-        found = dict(zip((epoch.learner for epoch in epochs), self._end(epochs), strict=True))
+        found = dict(zip((epoch.learner for epoch in epochs), self.end(epochs), strict=True))
         records = [found.get(learner) for learner in self.learners]
         return [record for record in records if record is not None] if active is None else records
 
@@ -153,7 +153,7 @@ class EagerEngine:
             if own.numel() and own.data_ptr() != self.columns.stage[row].data_ptr():
                 raise RuntimeError("another engine has taken this learner over: make a new engine for it")
 
-    def _end(self, epochs: Sequence[_Epoch]) -> list[EpochRecord]:
+    def end(self, epochs: Sequence[EpochUnderWay]) -> list[EpochRecord]:
         """Let the seeds of all networks move on at once, by what was measured, and the networks follow."""
         undone = {epoch.learner for epoch in epochs if epoch.verdict is not None}
         healthy = {epoch.learner: epoch.report for epoch in epochs if epoch.verdict is None}

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from itertools import chain
 from statistics import median
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +29,7 @@ from esper.engine.learner import Learner, TrainReport
 from esper.engine.measure import Evaluation
 from esper.growth.model import GrowingModel
 from esper.lifecycle import Stage, Transition
+from esper.plain_data import as_data, from_data
 
 
 class Fault(StrEnum):
@@ -209,6 +211,23 @@ class Governor:
         if self.chance is None:
             self.chance = measured
         self._recent.append(measured)
+
+    def state(self) -> dict[str, Any]:
+        """All but the snapshot: between two epochs that is the network itself."""
+        return {
+            "chance": as_data(self.chance),
+            "recent": as_data(list(self._recent)),
+            "training": list(self._training),
+            "alphas": dict(self._alphas),
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Of a network as it is now."""
+        self.chance = None if state["chance"] is None else from_data(Evaluation, state["chance"])
+        self._recent.extend(from_data(Evaluation, one) for one in state["recent"])
+        self._training.extend(state["training"])
+        self._alphas = dict(state["alphas"])
+        self._snapshot.take()
 
     @property
     def snapshot_bytes(self) -> int:

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.actions import Action, Effect, Op
 from esper.engine.bf16_weights import Bf16Weights
@@ -55,6 +56,7 @@ class Learner:
         precision: Precision = Precision.FP32,
     ) -> None:
         self.model = model
+        model.driven = True
         self.optimizer = optimizer
         self.feed = feed
         self.loss = loss
@@ -96,23 +98,17 @@ class Learner:
 
     def train(self) -> Pending[TrainReport]:
         """Make the epoch's updates, without waiting for the device."""
-        model = self.model
-        model.train()
-        incubating = model.incubating
-        total: Tensor | None = None
-        norms: Tensor | None = None
-        with self.own_rng(), self.arithmetic(), model.recording() if incubating else nullcontext():
+        self.model.train()
+        updates = Updates(self)
+        with self.own_rng(), self.arithmetic(), updates.recording():
             for remaining in reversed(range(self.feed.updates_per_epoch)):
-                losses = self.gradients(self.feed.next_batch(), incubating)  # [1 + incubating]
-                total = losses if total is None else total + losses
+                updates.add(self.gradients(self.feed.next_batch(), updates.incubating))
                 if remaining == 0:
-                    norms = self.gradient_norms()
+                    updates.note_gradients()
                 self.optimizer.step()
+                updates.made += 1
                 self.updated()
-        assert total is not None
-        assert norms is not None
-        read = partial(self.read_training, incubating=incubating)
-        return Pending(torch.cat([total, norms, all_finite(model)]), read)
+        return updates.report()
 
     def evaluate(self) -> Pending[Evaluation]:
         """Measure the network and every seed that is neither kept nor removed yet, on the validation set."""
@@ -147,28 +143,52 @@ class Learner:
 
         Gives the losses [1 + incubating].
         """
+        self.optimizer.zero_grad()
+        return self.add_gradients(batch, incubating)
+
+    def add_gradients(
+        self,
+        batch: Batch,
+        incubating: Sequence[Slot],
+        *,
+        network: nn.Module | None = None,
+        scale: Callable[[Tensor], Tensor] | None = None,
+        casting: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> Tensor:
+        """The same, added to what is there. `network` makes the host's pass in the model's place (a parallel wrapper);
+        `scale` is applied to losses before their gradients are taken; `casting` is the context of the passes."""
         inputs, targets = batch
         args, kwargs = arguments(inputs)
-        self.optimizer.zero_grad()
-        loss = self.loss(self.model(*args, **kwargs), targets)
+        scaled = scale or (lambda loss: loss)
+        with casting():
+            loss = self.loss((network or self.model)(*args, **kwargs), targets)
         if loss.requires_grad:  # not when the whole host is frozen and no seed has joined it yet
-            loss.backward()  # type: ignore[no-untyped-call]
+            scaled(loss).backward()  # type: ignore[no-untyped-call]
         losses = [loss.detach()]
         for slot in incubating:
             parameters = self.model.seed_parameters(slot)
             if self._half is not None:
                 parameters = self._half.copies_of(parameters)
-            with self._constant_but(parameters), self.model.shadow(slot, *args, **kwargs) as outputs:
-                shadow_loss = self.loss(outputs, targets)
-                if shadow_loss.requires_grad:
-                    # A pass may leave the slot out (layer drop); a seed that is never used then shows no gradient.
-                    gradients = torch.autograd.grad(shadow_loss, parameters, allow_unused=True)
-                    for parameter, gradient in zip(parameters, gradients, strict=True):
-                        parameter.grad = gradient
+            with ExitStack() as within:
+                within.enter_context(self._constant_but(parameters))
+                with casting():
+                    outputs = within.enter_context(self.model.shadow(slot, *args, **kwargs))
+                    shadow_loss = self.loss(outputs, targets)
+                add_shadow_gradients(parameters, scaled(shadow_loss))
             losses.append(shadow_loss.detach())
         if self._half is not None:
             self._half.hand_over()
         return torch.stack(losses) if incubating else losses[0].unsqueeze(0)
+
+    def add_shadow_gradients_of(
+        self, loss: Callable[[], Tensor], slot: Slot, scale: Callable[[Tensor], Tensor] | None = None
+    ) -> Tensor:
+        """Of an incubating seed, for a pass that only its owner can make: `loss` makes it, and gives the loss."""
+        parameters = self.model.seed_parameters(slot)
+        with self._constant_but(parameters), self.model.in_shadow(slot):
+            found = loss()
+            add_shadow_gradients(parameters, found if scale is None else scale(found))
+        return found.detach()
 
     def updated(self) -> None:
         """To be called after every update that is followed by another pass."""
@@ -177,16 +197,25 @@ class Learner:
 
     def gradient_norms(self) -> Tensor:
         """[1 + seeds]: the host's gradient norm, then that of each seed, in the order of the slots."""
+        return norms_of(self.held_gradients(), self.model.device)
+
+    def held_gradients(self) -> list[list[Tensor]]:
+        """The host's gradients, then those of each seed, in the order of the slots."""
         host: list[Tensor] = list(self.model.host.parameters())
         if self._half is not None:
             host = self._half.weights_of(host)
         owners = [host, *(self.model.seed_parameters(slot) for slot in self._seeded)]
-        return torch.stack([_norm(parameters, self.model.device) for parameters in owners])
+        return [[p.grad for p in parameters if p.grad is not None] for parameters in owners]
 
-    def read_training(self, numbers: Sequence[float], incubating: Sequence[Slot]) -> TrainReport:
-        """From losses summed over the epoch [1 + incubating], gradient norms [1 + seeds], and whether all is finite."""
+    def read_training(
+        self, numbers: Sequence[float], incubating: Sequence[Slot], updates: float | None = None
+    ) -> TrainReport:
+        """From losses summed over the epoch [1 + incubating], gradient norms [1 + seeds], and whether all is finite.
+
+        `updates` is how many losses were summed, where that is not the feed's number of updates.
+        """
         seeded = self._seeded
-        losses = [total / self.feed.updates_per_epoch for total in numbers[: 1 + len(incubating)]]
+        losses = [total / (updates or self.feed.updates_per_epoch) for total in numbers[: 1 + len(incubating)]]
         host, *seeds, finite = numbers[len(losses) :]
         return TrainReport(
             loss=losses[0],
@@ -250,6 +279,10 @@ class Learner:
         """Where this learner's own sequence of random numbers is."""
         return self._rng_state
 
+    @rng_state.setter
+    def rng_state(self, state: Tensor) -> None:
+        self._rng_state = state
+
     @contextmanager
     def own_rng(self) -> Iterator[None]:
         """Dropout and the like draw from this learner's own sequence; on a GPU all learners share the device's."""
@@ -259,8 +292,58 @@ class Learner:
             self._rng_state = torch.get_rng_state()
 
 
-def _norm(parameters: list[Tensor], device: torch.device) -> Tensor:
-    found = [parameter.grad for parameter in parameters if parameter.grad is not None]
+class Updates:
+    """The updates of one epoch, made one by one: losses and gradients for the report at its end."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner = learner
+        self.incubating = learner.model.incubating
+        self.made = 0
+        self.losses = 0
+        """How many were summed: of an update whose gradient is the sum of several passes, several."""
+        self.total: Tensor | None = None  # [1 + incubating]
+        self.norms: Tensor | None = None  # [1 + seeds]
+
+    def recording(self) -> AbstractContextManager[None]:
+        """Around passes that shadow passes follow."""
+        return self.learner.model.recording() if self.incubating else nullcontext()
+
+    def backward(self, batch: Batch, **settings: Any) -> Tensor:
+        """Add the gradients of a batch (settings: see `Learner.add_gradients`); gives its losses [1 + incubating]."""
+        losses = self.learner.add_gradients(batch, self.incubating, **settings)
+        self.add(losses)
+        return losses
+
+    def add(self, losses: Tensor) -> None:
+        self.total = losses if self.total is None else self.total + losses
+        self.losses += 1
+
+    def note_gradients(self) -> None:
+        self.norms = self.learner.gradient_norms()
+
+    def report(self) -> Pending[TrainReport]:
+        assert self.total is not None
+        assert self.norms is not None
+        read = partial(self.learner.read_training, incubating=self.incubating, updates=self.losses)
+        return Pending(torch.cat([self.total, self.norms, all_finite(self.learner.model)]), read)
+
+
+def add_shadow_gradients(parameters: Sequence[Tensor], loss: Tensor) -> None:
+    """Those of a seed alone. A pass may leave the slot out (layer drop); a seed that is never used shows none."""
+    if not loss.requires_grad:
+        return
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+
+
+def norms_of(gradients: Sequence[list[Tensor]], device: torch.device) -> Tensor:
+    """The norm of each list."""
+    return torch.stack([_norm(found, device) for found in gradients])
+
+
+def _norm(found: list[Tensor], device: torch.device) -> Tensor:
     gradients = [g.coalesce().values() if g.is_sparse else g for g in found]  # sparse: an embedding may ask for it
     if not gradients:
         return torch.zeros((), device=device)

@@ -11,7 +11,7 @@ read from tensors (`step_with`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -19,12 +19,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
+from torch.utils.hooks import RemovableHandle
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # The lists with one entry per group that torch's schedulers keep. Everything else they need is in the group itself.
-_LISTS_OF_RATES = ("base_lrs", "_last_lr", "max_lrs")
+_LISTS_OF_RATES = ("base_lrs", "_last_lr", "max_lrs", "min_lrs")
 _PER_GROUP_LISTS = (*_LISTS_OF_RATES, "lr_lambdas", "base_momentums", "max_momentums")
 
 
@@ -46,7 +47,9 @@ class GrowingOptimizer:
         seed_rate: float = 1.0,
         warmup_updates: int = 25,
         decay: Callable[[int], float] | None = None,
+        followed: Sequence[LRScheduler] = (),
     ) -> None:
+        """`followed` are schedulers that somebody else steps: only their lists of groups are kept in step."""
         for scheduler in schedulers:
             if isinstance(scheduler, ReduceLROnPlateau):
                 raise ValueError("ReduceLROnPlateau waits for a metric at each step; use a scheduler of the step count")
@@ -59,6 +62,45 @@ class GrowingOptimizer:
         self.decay = decay
         """The share of its rate with which every group makes update number 0, 1, …: a schedule that costs nothing."""
         self.updates = 0
+        self._lists_of = [*schedulers, *followed]
+        self._own_rates: list[float] | None = None
+        self._nested = 0
+        self._hooks: list[RemovableHandle] = []
+
+    def hook(self, updated: Callable[[], None]) -> None:
+        """From now on an update has its rates whoever makes it (a scaler, a Trainer), and `updated` is called."""
+
+        def before(*_: Any) -> None:
+            if self._own_rates is not None:  # torch hooks the step of a subclass, and the one that it calls, too
+                self._nested += 1
+                return
+            groups = self.optimizer.param_groups
+            self._own_rates = [group["lr"] for group in groups]
+            for group, rate in zip(groups, self._next_rates(), strict=True):
+                group["lr"] = rate
+
+        def after(*_: Any) -> None:
+            if self._nested:
+                self._nested -= 1
+                return
+            self._restore()
+            updated()
+
+        first = self.optimizer.register_step_pre_hook(before)
+        hooks: Any = self.optimizer._optimizer_step_pre_hooks
+        hooks.move_to_end(first.id, last=False)  # others see the rates in use
+        self._hooks = [first, self.optimizer.register_step_post_hook(after)]
+
+    def unhook(self) -> None:
+        for handle in self._hooks:
+            handle.remove()
+        self._hooks = []
+
+    def _restore(self) -> None:
+        if self._own_rates is not None:
+            for group, rate in zip(self.optimizer.param_groups, self._own_rates, strict=True):
+                group["lr"] = rate
+            self._own_rates, self._nested = None, 0
 
     def add(self, slot: int, parameters: Iterable[Tensor], near: Iterable[Sequence[Tensor]] = ()) -> str:
         """Take a seed's parameters in, as the group of `slot`. Gives a line that says whose settings they got.
@@ -74,7 +116,7 @@ class GrowingOptimizer:
         if "param_names" in host:  # the optimizer was given named parameters, and requires names for all
             group["params"] = [(f"seeds.{slot}.{i}", parameter) for i, parameter in enumerate(group["params"])]
         self.optimizer.add_param_group(group)
-        for name, values in _per_group_lists(self.schedulers):
+        for name, values in _per_group_lists(self._lists_of):
             values.append(values[index] * self.seed_rate if name in _LISTS_OF_RATES else values[index])
         known = [f"{key} {host[key]:g}" for key in ("lr", "weight_decay") if isinstance(host.get(key), float | int)]
         return f"as optimizer group {index} ({', '.join(known)})"
@@ -97,9 +139,24 @@ class GrowingOptimizer:
         index = next(i for i, group in enumerate(groups) if group.get("slot") == slot)
         for parameter in groups[index]["params"]:
             self.optimizer.state.pop(parameter, None)
-        for _, values in _per_group_lists(self.schedulers):
+        for _, values in _per_group_lists(self._lists_of):
             del values[index]
         del groups[index]
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "optimizer": self.optimizer.state_dict(),
+            "schedulers": [scheduler.state_dict() for scheduler in self._lists_of],
+            "updates": self.updates,
+            "warmup_updates": self.warmup_updates,
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Of an optimizer with the same groups."""
+        self.optimizer.load_state_dict(state["optimizer"])
+        for scheduler, saved in zip(self._lists_of, state["schedulers"], strict=True):
+            scheduler.load_state_dict(saved)
+        self.updates, self.warmup_updates = state["updates"], state["warmup_updates"]
 
     def reset(self) -> None:
         """Forget moments and step counts, and gradients; groups, learning rates and schedules stay."""
@@ -111,8 +168,14 @@ class GrowingOptimizer:
 
     def step(self) -> None:
         """One update with the gradients as they are."""
-        with self._rates(self._next_rates()):
-            self.optimizer.step()
+        if self._hooks:
+            try:
+                self.optimizer.step()
+            finally:
+                self._restore()
+        else:
+            with self._rates(self._next_rates()):
+                self.optimizer.step()
         for scheduler in self.schedulers:
             scheduler.step()
 

@@ -7,6 +7,7 @@ seeds that incubate), measuring (`forward` and `replay` while `recording`), `end
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.actions import BLENDS
+from esper.errors import GrowthWarning
 from esper.growth.blueprints import VISIBILITIES, Blueprint, SlotShape, blueprint_names, fitting
 from esper.growth.replay import PassRecorder
 from esper.growth.seed import Seed, parameter_count
@@ -91,6 +93,8 @@ class GrowingModel(nn.Module):
         self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
         if budget is not None and budget < self.host_parameters:
             raise ValueError(f"the budget of {budget:,} parameters is smaller than the host, {self.host_parameters:,}")
+        self.driven = False
+        """Somebody (a learner) makes the passes and measurements by which seeds move on."""
         self.on_planting: Callable[[Seed], None] | None = None
         """Called with every new seed before it joins the host."""
         self.first_weights: Callable[[int], AbstractContextManager[Any]] | None = None
@@ -101,10 +105,21 @@ class GrowingModel(nn.Module):
     # -- the forward pass and its variants ----------------------------------------------------------------------
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
+        if not self.driven and self.training and torch.is_grad_enabled() and self.live:
+            self._warn_of_stuck_seed()
         self._recorder.start_pass()
         for slot in self.slots:
             slot.start_pass(keep_output=self._recorder.is_active)
         return self.host(*args, **kwargs)
+
+    def _warn_of_stuck_seed(self) -> None:
+        self.driven = True  # said once
+        warnings.warn(
+            f"the seed at {self.live[0].path} is in training, but nothing trains it, measures it or moves it on: in a "
+            "loop of your own use esper.Growth, else esper.grow",
+            GrowthWarning,
+            stacklevel=5,
+        )
 
     @contextmanager
     def recording(self) -> Iterator[None]:
@@ -130,6 +145,31 @@ class GrowingModel(nn.Module):
         others = [other.seed for other in self.joined if other.seed is not None]
         with preserved_rng(self.device), preserved_buffers(*others), self._switched({slot: SlotMode.SHADOW}):
             yield self.host(*args, **kwargs)
+
+    @contextmanager
+    def in_shadow(self, slot: Slot) -> Iterator[None]:
+        """Within, whole passes of the host have an incubating seed at full strength, and leave no trace but gradients.
+
+        For passes that nobody recorded: `shadow` is quicker.
+        """
+        others = [other.seed for other in self.joined if other.seed is not None]
+        with preserved_rng(self.device), preserved_buffers(*others), self.as_if({slot: SlotMode.SHADOW}):
+            yield
+
+    @contextmanager
+    def as_if(self, changes: dict[Slot, SlotMode]) -> Iterator[None]:
+        """Within, whole passes of the host are made with some slots in another mode."""
+        with ExitStack() as stack:
+            for slot, mode in changes.items():
+                if mode is SlotMode.SHADOW:
+                    stack.enter_context(slot.private_buffers())
+            try:
+                for slot, mode in changes.items():
+                    slot.mode = mode
+                yield
+            finally:
+                for slot in changes:
+                    slot.mode = SlotMode.LIVE
 
     @contextmanager
     def _switched(self, changes: dict[Slot, SlotMode]) -> Iterator[None]:
@@ -160,6 +200,12 @@ class GrowingModel(nn.Module):
             torch.default_generator.manual_seed(self.rng_seed * 1_000_003 + number)
             with nullcontext() if self.first_weights is None else self.first_weights(number):
                 seed = Seed(blueprint, slot.shape, blend)
+        self.place(slot, seed)
+        kind = blueprint_names().index(blueprint), BLENDS.index(blend)
+        return self.lifecycle.germinate(slot.index, *kind, seed.size, epoch=epoch, reason=reason)
+
+    def place(self, slot: Slot, seed: Seed) -> None:
+        """Make a seed that was just built, or loaded, one of this network."""
         host = own_tensors(self.host)[0]
         like = next(slot.module.parameters(), host[0])  # parts may differ in precision
         # A host in channels-last order wants such seeds.
@@ -171,8 +217,6 @@ class GrowingModel(nn.Module):
             self.on_planting(seed)
         slot.plant(seed, self.host)
         self.seeds[str(slot.index)] = seed
-        kind = blueprint_names().index(blueprint), BLENDS.index(blend)
-        return self.lifecycle.germinate(slot.index, *kind, seed.size, epoch=epoch, reason=reason)
 
     def why_not_grow(self, slot: Slot, blueprint: str) -> str:
         """Why this seed does not fit or cannot be afforded; empty when it can be grown."""

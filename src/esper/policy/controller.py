@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.nn.functional as F
@@ -22,6 +22,7 @@ from esper.env.situation import Situation, world_of
 from esper.env.spaces import ActionMasks, Observation
 from esper.env.world import World
 from esper.growth.blueprints import LAYOUTS
+from esper.plain_data import as_data
 from esper.policy.distribution import GROWTH_ACTIONS, FactoredLogits, FactoredPolicy
 
 _DENSE = tuple(LAYOUTS).index("dense")
@@ -46,6 +47,12 @@ class ColumnController(Controller, Protocol):
     def act(self, world: World, observation: Observation, masks: ActionMasks) -> Tensor:
         """One action per network, [N, heads], without reasons and without waiting for the device."""
 
+    def state_dict(self) -> dict[str, Any]:
+        """What it remembers of the episodes that it was reset for, as plain data and tensors."""
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """After `reset`, with what `state_dict` gave."""
+
 
 class RuleController(ABC):
     """A controller written as a rule over columns."""
@@ -57,6 +64,15 @@ class RuleController(ABC):
 
     def reset(self, seeds: Sequence[int]) -> None:
         self._networks = len(seeds)
+
+    def state_dict(self) -> dict[str, Any]:
+        """What it remembers of its episodes: nothing, unless a rule says otherwise."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """After `reset`, with what `state_dict` gave."""
+        if state:
+            raise ValueError(f"{self.name} remembers nothing, so this is no state of it")
 
     def act(self, world: World, observation: Observation, masks: ActionMasks) -> Tensor:
         return self.choose(world, masks)[0]
@@ -129,6 +145,13 @@ class RandomLegal(RuleController):
         self._seed = random.Random(str(list(seeds))).getrandbits(63)
         self._generator = None
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"rngs": [as_data(rng.getstate()) for rng in self._rngs]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        for rng, (version, numbers, gauss) in zip(self._rngs, state["rngs"], strict=True):
+            rng.setstate((version, tuple(numbers), gauss))
+
     def choose(self, world: World, masks: ActionMasks) -> tuple[Tensor, Tensor]:
         device, code = masks.op.device, torch.zeros_like(world.epoch)
         if not masks.slot.shape[-1]:  # not one slot to draw from
@@ -173,6 +196,19 @@ class ByHost:
 
     def reset(self, seeds: Sequence[int]) -> None:
         self._seeds, self._parts, self._acting = list(seeds), None, False
+
+    def state_dict(self) -> dict[str, Any]:
+        parts = self._parts or []
+        return {"parts": [[one is self.dense, places, one.state_dict()] for one, places in parts]}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._parts = []
+        for dense, places, saved in state["parts"]:
+            controller = self.dense if dense else self.others
+            controller.reset([self._seeds[place] for place in places])
+            controller.load_state_dict(saved)
+            self._parts.append((controller, places))
+        self._parts = self._parts or None
 
     def act(self, world: World, observation: Observation, masks: ActionMasks) -> Tensor:
         if not self._acting:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import fnmatch
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from typing import Any
@@ -76,10 +76,17 @@ class FixedSchedule(RuleController):
         super().reset(seeds)
         self._plan = self._planted = None
 
+    def state_dict(self) -> dict[str, Any]:
+        return {"planted": self._planted}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._planted = state["planted"]
+
     def choose(self, world: World, masks: ActionMasks) -> tuple[Tensor, Tensor]:
         """Keep the first seed that may be kept; else the first entry that is due and possible, at its first slot."""
-        if self._plan is None or self._planted is None:
+        if self._plan is None:
             self._plan = self._columns(world)
+        if self._planted is None:
             shape = (*world.layout.shape[:1], len(self.plantings), *world.layout.shape[1:])
             self._planted = torch.zeros(shape, dtype=torch.bool, device=world.layout.device)
         plan, (networks, entries, slots) = self._plan, self._planted.shape

@@ -49,8 +49,11 @@ class TensorFeed:
         augment: bool = False,
         seed: int = 0,
         numbers: DrawNumbers | None = None,
+        train_name: str = "train",
     ) -> None:
         """`numbers` is where examples come from instead of the seed; it cannot augment."""
+        self.train_name = train_name
+        """What errors call the training data."""
         self.train, self.val = train, val
         self.batch_size = min(batch_size, len(train))
         self.updates_per_epoch = updates_per_epoch or max(1, len(train) // self.batch_size)
@@ -136,7 +139,7 @@ class LoaderFeed:
             batch = next(self._batches, None)
             if batch is None:
                 raise ValueError("the training loader gives no batches")
-        inputs, targets = self._checked(batch, "train")
+        inputs, targets = self.checked(batch, "train")
         if len(targets) < self.fewest:
             raise ValueError(
                 "the training loader gave a batch of 1 example, and the model's BatchNorm needs at least 2: pass "
@@ -148,11 +151,12 @@ class LoaderFeed:
         empty = True
         for batch in self.val:
             empty = False
-            yield self._checked(batch, self.val_name)
+            yield self.checked(batch, self.val_name)
         if empty:
             raise ValueError(f"the {self.val_name} loader gives no batches")
 
-    def _checked(self, batch: Any, name: str) -> Batch:
+    def checked(self, batch: Any, name: str) -> Batch:
+        """A batch of a loader, on the device."""
         inputs, targets = as_batch(batch, name, pass_labels=self.pass_labels)
         if targets.dim() == 0:
             raise ValueError(f"the {name} loader gives single examples, not batches: wrap it in a DataLoader")

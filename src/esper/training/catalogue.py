@@ -13,7 +13,7 @@ from esper.agent.policies import LearnedController
 from esper.agent.shipped import provenance, shipped_names, shipped_path
 from esper.config import read_table, settings_from
 from esper.errors import did_you_mean
-from esper.policy.controller import ByHost, ColumnController, NoGrowth, RandomLegal
+from esper.policy.controller import ByHost, ColumnController, Controller, NoGrowth, RandomLegal
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.policy.schedule import default_schedule, parse_schedule
 from esper.training.run_folder import RunFolder
@@ -43,6 +43,19 @@ def make_controller(name: str) -> ColumnController:
     known = [*RULES, *shipped_names()]
     hint = did_you_mean(name, known, "a schedule or a tuned heuristic is given by its .toml file")
     raise ValueError(f"unknown controller {name!r}: choose one of {', '.join(known)}; {hint}")
+
+
+def as_controller(given: str | Path | Controller) -> Controller:
+    """A controller by name or by path, or an object of the user's."""
+    if isinstance(given, str | Path):
+        return make_controller(str(given))
+    can = all(callable(getattr(given, verb, None)) for verb in ("reset", "decide"))
+    if isinstance(given, type) or not can or not isinstance(getattr(given, "name", None), str):
+        raise ValueError(
+            "the controller must be a name, the path of a policy, or an object with a name, reset() and decide(), not "
+            f"{given!r:.60}"
+        )
+    return given
 
 
 def _shipped(name: str) -> ColumnController:

@@ -92,13 +92,22 @@ def as_feed(
         device,
         updates_per_epoch=updates_per_epoch,
         labels=labels,
-        pass_labels=_takes_labels(model),
+        pass_labels=takes_labels(model),
     )
     batch = next(iter(loaders.validation()))
     return loaders, batch, batch[1]
 
 
-def _takes_labels(model: nn.Module) -> bool:
+def as_validation(model: nn.Module, val: Checked, device: torch.device, *, labels: bool) -> tuple[Feed, Batch]:
+    """The feed of somebody who brings the minibatches, and its first batch of validation examples."""
+    if isinstance(val, Split):
+        val = val.to(device)
+        return TensorFeed(val, val, batch_size=2, train_name="val"), next(chunks(val))
+    feed = LoaderFeed([], val, device, updates_per_epoch=1, labels=labels, pass_labels=takes_labels(model))
+    return feed, next(iter(feed.validation()))
+
+
+def takes_labels(model: nn.Module) -> bool:
     try:
         parameters = inspect.signature(model.forward).parameters
     except (TypeError, ValueError):  # it is not written in Python

@@ -25,7 +25,7 @@ from esper.lifecycle import Rules
 from esper.policy.controller import Controller
 from esper.tasks.feed import Feed, chunks
 from esper.tasks.registry import Task, percent_correct
-from esper.training.catalogue import make_controller
+from esper.training.catalogue import as_controller
 from esper.training.own.data import (
     Data,
     as_feed,
@@ -72,6 +72,7 @@ def grow(
     control: bool = False,
     in_place: bool = False,
     on_epoch: OnEpoch | None = None,
+    checkpoint: str | Path | None = None,
 ) -> Grown:
     """Train a copy of `model` and let it grow at `slots` (module paths or patterns); the result is a plain model.
 
@@ -88,7 +89,8 @@ def grow(
     `rent` is the price of size: points of accuracy that a seed as large as the model must earn. Rules, what is kept at
     the end and `Grown.score` use it; learned controllers were trained with 5 and cannot read another one yet.
 
-    With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far.
+    With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far. With
+    `checkpoint`, a folder, the same call goes on after the last whole epoch of a run that was killed.
     `model` itself is not touched, unless it is trained `in_place`, to save memory: then it ends as the trained
     host without its seeds, and `grown.model` is made of the same tensors. What is known to go wrong before the training
     is warned of (`GrowthWarning`); `Grown.remarks` has all of it.
@@ -130,7 +132,8 @@ def grow(
     before = outlook(growing, decider, epochs, rent, constant=objective.constant, ignored=objective.ignored)
     modes = {module: module.training for module in host.modules()}
     try:
-        return run_growth(learners, before, without_labels(host, example), test, seed, on_epoch, warn_user)
+        bare = without_labels(host, example)
+        return run_growth(learners, before, bare, test, seed, on_epoch, warn_user, checkpoint)
     finally:  # however it ended, a host that is the user's own is theirs again
         growing.detach().zero_grad(set_to_none=True)
         for module, training in modes.items():
@@ -144,19 +147,6 @@ def _own(model: nn.Module, *, in_place: bool) -> nn.Module:
     model = getattr(model, "_orig_mod", model)  # of torch.compile; the grown model can be compiled again
     check_model(model)
     return model if in_place else copied(model)
-
-
-def as_controller(given: str | Path | Controller) -> Controller:
-    """A controller by name or by path, or an object of the user's."""
-    if isinstance(given, str | Path):
-        return make_controller(str(given))
-    can = all(callable(getattr(given, verb, None)) for verb in ("reset", "decide"))
-    if isinstance(given, type) or not can or not isinstance(getattr(given, "name", None), str):
-        raise ValueError(
-            "the controller must be a name, the path of a policy, or an object with a name, reset() and decide(), not "
-            f"{given!r:.60}"
-        )
-    return given
 
 
 def grow_task(

@@ -156,7 +156,7 @@ def _check_targets(seen: _Seen) -> None:
     if isinstance(seen.feed, TensorFeed) and (seen.loss is None or seen.kind is not None):
         targets = seen.feed.train.y
         if len(targets) > 1 and bool((targets == targets[:1]).all()):
-            raise ValueError("all train targets are the same: there is nothing to learn from them")
+            raise ValueError(f"all {seen.feed.train_name} targets are the same: there is nothing to learn from them")
 
 
 # -- loss ---------------------------------------------------------------------------------------------------------
@@ -343,7 +343,7 @@ def _class_count(seen: _Seen) -> int | None:
 
 def _check_all_classes(seen: _Seen, classes: int, ignored: int) -> None:
     if isinstance(seen.feed, TensorFeed):
-        check_classes(seen.feed.train.y, classes, "train", ignored)
+        check_classes(seen.feed.train.y, classes, seen.feed.train_name, ignored)
         check_classes(seen.feed.val.y, classes, "val", ignored)
     elif isinstance(seen.feed, LoaderFeed):
         check_classes(seen.targets, classes, "val", ignored)

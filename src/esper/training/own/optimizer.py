@@ -33,10 +33,17 @@ def make_optimizer(factory: MakeOptimizer | None, model: nn.Module) -> Optimizer
     made = factory(given, model) if _takes_a_model(factory) else factory(given)
     if not isinstance(made, Optimizer):
         raise ValueError(f"optimizer= must make a torch.optim.Optimizer, and made a {type(made).__name__}")
-    if isinstance(made, LBFGS):
-        raise ValueError("LBFGS cannot train a network that grows: it needs closures, and all parameters in one group")
+    _refuse_lbfgs(made)
     _check_groups(made, trained, {id(p) for p in (*given, *model.parameters())})
     return made
+
+
+def check_optimizer(optimizer: Any, model: nn.Module) -> None:
+    """Refuse an optimizer of a person's own loop that cannot train this very model while it grows."""
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
+    _refuse_lbfgs(optimizer)
+    _check_missing(optimizer, {name: p for name, p in model.named_parameters() if p.requires_grad})
 
 
 def make_scheduler(factory: MakeScheduler | None, optimizer: Optimizer) -> list[LRScheduler]:
@@ -65,16 +72,25 @@ def _takes_a_model(factory: MakeOptimizer) -> bool:
     return len(places) > 1 and (places[1].default is places[1].empty or places[1].name == "model")
 
 
+def _refuse_lbfgs(optimizer: Optimizer) -> None:
+    if isinstance(optimizer, LBFGS):
+        raise ValueError("LBFGS cannot train a network that grows: it needs closures, and all parameters in one group")
+
+
 def _check_groups(made: Optimizer, trained: dict[str, nn.Parameter], own: set[int]) -> None:
-    held = {id(p) for group in made.param_groups for p in group["params"]}
-    missing = [name for name, p in trained.items() if id(p) not in held]
     foreign = [p for group in made.param_groups for p in group["params"] if id(p) not in own]
-    more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
     if foreign:
         raise ValueError(
             f"the optimizer holds a tensor of shape {list(foreign[0].shape)} that is none of the network in training, "
             "which is a copy of your model: let optimizer= take (parameters, model), and use these two alone"
         )
+    _check_missing(made, trained)
+
+
+def _check_missing(optimizer: Optimizer, trained: dict[str, nn.Parameter]) -> None:
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    missing = [name for name, p in trained.items() if id(p) not in held]
+    more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
     if missing:
         raise ValueError(
             f"no group of the optimizer has the parameter {missing[0]!r}{more}, which would stay untrained: put it "

@@ -20,6 +20,7 @@ from esper.actions import Op
 from esper.agent.policies import LearnedController
 from esper.engine.eager import EpochRecord
 from esper.env.rent import RENT_RATE
+from esper.errors import GrowthWarning
 from esper.growth.model import GrowingModel
 from esper.policy.controller import ByHost, Controller, NoGrowth
 from esper.policy.heuristic import ROTATION, Heuristic
@@ -32,10 +33,6 @@ SHOWN = 3
 """Slots or reasons that a sentence names at most."""
 LEAST_EXPLAINED = 1.0
 """Percent of the variance that a regression must explain beyond the mean to have learnt something."""
-
-
-class GrowthWarning(UserWarning):
-    """A run that cannot do what its user expects, by what is known before it starts."""
 
 
 def warn_user(remark: str) -> None:

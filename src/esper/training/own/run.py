@@ -1,10 +1,9 @@
-"""One run of growth: decide, step, note; then settle, export, and look whether the export is what was measured."""
+"""One run of growth: epochs to the end; then settle, export, and look whether the export is what was measured."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,15 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from esper.actions import Action
 from esper.engine.counterfactual import SeedValue, seed_values
-from esper.engine.eager import EagerEngine, EpochRecord
+from esper.engine.eager import EpochRecord
 from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, evaluate, gather
-from esper.env.learner_env import EnvStep, LearnerEnv
 from esper.env.rent import RENT_RATE, extra_rent, score
-from esper.env.situation import Situation
-from esper.env.spaces import ActionMasks, Observation
 from esper.errors import first_line
 from esper.growth.export import Saved, save
 from esper.growth.model import GrowingModel, Survey
@@ -30,11 +25,12 @@ from esper.growth.probe import call, untouched
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
-from esper.rollout.play import ControllerActor, StoppedError, play
 from esper.tasks.feed import Batch
 from esper.training.interrupt import interruptible
+from esper.training.own.checkpoint import Checkpoint
 from esper.training.own.history import History
 from esper.training.own.remarks import Outlook, Targets, remarks
+from esper.training.own.stepper import Stepper
 
 OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
 """Called after every epoch with what happened to the growing model, and to the control if there is one."""
@@ -100,65 +96,49 @@ def run_growth(
     seed: int,
     on_epoch: OnEpoch | None,
     on_remark: Callable[[str], None],
+    checkpoint: str | Path | None = None,
 ) -> Grown:
-    """Play the training as one episode. The first learner grows; a second one is the control."""
+    """Train to the end, or until Ctrl-C. The first learner grows; a second one is the control."""
     for remark in before.remarks:
         on_remark(remark)
     epochs = before.epochs
-    env = OwnEnv(learners, epochs, before.rent)
-    actor = ControllerActor(EachItsOwn([before.controller, NoGrowth()][: len(learners)]))
-
-    def after_epoch(step: EnvStep) -> None:
-        for history, learner in zip(env.histories, learners, strict=True):
-            _check_going_on(history, min(MOST_ROLLBACKS, epochs), learner.model)
-        if on_epoch is not None:
-            on_epoch(*(history[-1] for history in env.histories[:2]), *[None] * (2 - len(learners)))
-
-    with interruptible() as interrupt, suppress(StoppedError):
-        play(env, actor, [seed] * len(learners), stop=lambda: interrupt.requested, on_step=after_epoch)
-    if not env.histories[0]:  # stopped before there was anything to keep
+    controllers: list[Controller] = [before.controller, NoGrowth()]
+    steppers = [
+        Stepper(learner, controller, epochs, rent=before.rent, seed=seed)
+        for learner, controller in zip(learners, controllers, strict=False)
+    ]
+    growing = steppers[0]
+    kept = None if checkpoint is None else Checkpoint(Path(checkpoint), steppers)
+    if kept is not None:
+        kept.load()
+    with interruptible() as interrupt:
+        for stepper in steppers:
+            stepper.start()
+        while not growing.over and not interrupt.requested:
+            for stepper in steppers:
+                _make_updates(stepper)
+            for stepper in steppers:
+                stepper.end_epoch()
+                _check_going_on(stepper.records, min(MOST_ROLLBACKS, epochs), stepper.learner.model)
+            if kept is not None:
+                kept.save()
+            if on_epoch is not None:
+                on_epoch(growing.records[-1], steppers[1].records[-1] if len(steppers) > 1 else None)
+    if not growing.records:  # stopped before there was anything to keep
         raise KeyboardInterrupt
-    return _finish(learners, before, env.untrained[0].accuracy, env.histories[0], example, test)
+    for stepper in steppers:
+        stepper.close()
+    return finish_growth(learners, before, growing.untrained, growing.records, example, test)
 
 
-class OwnEnv(LearnerEnv):
-    """One training of one model, and of its control: an epoch that breaks is undone, and the training goes on."""
-
-    def __init__(self, learners: list[Learner], epochs: int, rent: float) -> None:
-        super().__init__(rent=rent, ends_when_undone=False)
-        self._training, self._epochs = learners, epochs
-        self.untrained: list[Evaluation] = []
-
-    def reset(self, draws: Sequence[int], *, held_out: bool = False) -> tuple[Observation, ActionMasks]:
-        engine = EagerEngine(self._training, [None] * len(self._training))
-        self.untrained, seen = self.start(engine, [self._epochs] * len(self._training))
-        _check_measured(self.untrained[0])
-        return seen
-
-
-class EachItsOwn:
-    """A controller for each network, which is given no other's situations."""
-
-    def __init__(self, controllers: Sequence[Controller]) -> None:
-        self.controllers = controllers
-        self.name = controllers[0].name
-
-    def reset(self, seeds: Sequence[int]) -> None:
-        for controller, seed in zip(self.controllers, seeds, strict=True):
-            controller.reset([seed])
-
-    def decide(self, situations: Sequence[Situation]) -> list[Action]:
-        pairs = zip(self.controllers, situations, strict=True)
-        return [controller.decide([situation])[0] for controller, situation in pairs]
-
-
-def _check_measured(evaluation: Evaluation) -> None:
-    """Everything that decides about growth compares the metric: nan is neither more nor less than anything."""
-    if math.isnan(evaluation.accuracy):
-        raise ValueError(
-            "the metric is nan on the validation data before the training: it must be a number for every example, or "
-            "for the whole set, whatever a model predicts"
-        )
+def _make_updates(stepper: Stepper) -> None:
+    """An epoch of the learner's own data, with its own random numbers."""
+    learner = stepper.learner
+    with learner.own_rng(), learner.arithmetic():
+        for _ in range(learner.feed.updates_per_epoch):
+            stepper.backward(learner.feed.next_batch())
+            learner.optimizer.step()
+            learner.updated()
 
 
 def _check_going_on(past: Sequence[EpochRecord], most_rollbacks: int, model: nn.Module) -> None:
@@ -181,14 +161,15 @@ def _remedy(model: nn.Module) -> str:
     return "lower the learning rate, or look for extreme values in the data"
 
 
-def _finish(
+def finish_growth(
     learners: list[Learner],
     before: Outlook,
-    untrained: float,
+    untrained: Evaluation,
     records: Sequence[EpochRecord],
     example: Any,
     test: Callable[[], Iterable[Batch]] | None,
 ) -> Grown:
+    """Decide about unfinished seeds, export, and look whether the export gives what was measured."""
     grown = learners[0]
     settled = settle(grown, before.rent)
     model = grown.model
@@ -210,7 +191,7 @@ def _finish(
         control=(held_out or validation)[1] if len(learners) > 1 else None,
         example=example,
         interrupted=len(records) < before.epochs,
-        remarks=remarks(before, history, validation[0].accuracy, untrained, targets) + problem,
+        remarks=remarks(before, history, validation[0].accuracy, untrained.accuracy, targets) + problem,
     )
 
 

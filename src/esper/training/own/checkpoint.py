@@ -1,0 +1,95 @@
+"""A folder from which `esper.grow` goes on after it was killed: one file, written whole after every epoch."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.utils.data import DataLoader
+
+from esper.errors import refused
+from esper.files import write_whole
+from esper.tasks.feed import Feed, LoaderFeed, TensorFeed
+from esper.training.own.stepper import StateError, Stepper
+
+FILE = "growth.pt"
+
+
+class Checkpoint:
+    """The state of a run's networks and of their data."""
+
+    def __init__(self, folder: Path, steppers: Sequence[Stepper]) -> None:
+        self._path, self._steppers = folder / FILE, steppers
+        for stepper in steppers:
+            _check_feed(stepper.learner.feed)
+
+    def load(self) -> None:
+        """Go on from what is in the folder, if there is something."""
+        if not self._path.exists():
+            return
+        saved = read_state(self._path)
+        states, feeds = saved.get("networks", ()), saved.get("data", ())
+        if len(states) != len(self._steppers):
+            raise StateError(f"{self._path} is of a run {'with' if len(states) > 1 else 'without'} a control")
+        for stepper, state, feed in zip(self._steppers, states, feeds, strict=True):
+            stepper.load_state_dict(state)
+            _load_feed(stepper.learner.feed, feed)
+
+    def save(self) -> None:
+        data = [_feed_state(stepper.learner.feed) for stepper in self._steppers]
+        write_state(self._path, {"networks": [stepper.state_dict() for stepper in self._steppers], "data": data})
+
+
+def write_state(path: Path, state: dict[str, Any]) -> None:
+    """Whole or not at all: who is killed meanwhile has the state of the epoch before."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = io.BytesIO()
+    torch.save(state, content)
+    write_whole(path, content.getvalue())
+
+
+def read_state(path: Path) -> dict[str, Any]:
+    with refused(StateError, f"{path} cannot be read; remove it to begin anew", Exception):
+        found: dict[str, Any] = torch.load(path, map_location="cpu", weights_only=True)
+        return found
+
+
+def _check_feed(feed: Feed) -> None:
+    """A loader can be begun again, but not in the middle of a pass."""
+    if isinstance(feed, LoaderFeed):
+        try:
+            length: int | None = len(feed.train)  # type: ignore[arg-type]
+        except TypeError:
+            length = None
+        if length is None or feed.updates_per_epoch % length:
+            raise StateError(
+                "checkpoint= needs epochs that are whole passes over the training loader: leave updates_per_epoch= "
+                "out, and give a loader with a length"
+            )
+
+
+def _feed_state(feed: Feed) -> dict[str, Any]:
+    if isinstance(feed, TensorFeed):
+        return {"generator": feed.generator.get_state(), "drawn": feed.drawn}
+    return {"generators": [generator.get_state() for generator in _generators(feed)]}
+
+
+def _load_feed(feed: Feed, state: dict[str, Any]) -> None:
+    if isinstance(feed, TensorFeed):
+        feed.generator.set_state(state["generator"])
+        feed.drawn = state["drawn"]
+        return
+    for generator, saved in zip(_generators(feed), state["generators"], strict=True):
+        generator.set_state(saved)
+
+
+def _generators(feed: Feed) -> list[torch.Generator]:
+    """Those that a DataLoader has of its own."""
+    loader = feed.train if isinstance(feed, LoaderFeed) else None
+    if not isinstance(loader, DataLoader):
+        return []
+    found = [loader.generator, getattr(loader.sampler, "generator", None)]
+    return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())

@@ -1,0 +1,297 @@
+"""One network that grows while somebody else makes its updates: decide, count updates, measure, move on.
+
+`esper.grow` and a person's own loop (`esper.Growth`) both run on it. An epoch is: `backward` and `step` as often as the
+loop wants, then `end_epoch`, in which the network is measured. The controller decides when the next epoch begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from esper.actions import Effect
+from esper.engine.eager import EagerEngine, EpochRecord, EpochUnderWay
+from esper.engine.governor import Governor
+from esper.engine.learner import Learner, Updates, norms_of
+from esper.engine.measure import Evaluation, gather
+from esper.env.rent import RENT_RATE
+from esper.env.situation import observe
+from esper.growth.seed import Seed
+from esper.lifecycle import Stage
+from esper.plain_data import as_data, from_data
+from esper.policy.controller import Controller
+from esper.slot_columns import COLUMNS
+from esper.tasks.feed import Batch
+
+FORMAT = 1
+
+
+class StateError(ValueError):
+    """A saved state that is not of this run, or cannot be made."""
+
+
+class Stepper:
+    """A learner and its controller. `start` or `load_state_dict` comes first."""
+
+    def __init__(
+        self, learner: Learner, controller: Controller, epochs: int, *, rent: float = RENT_RATE, seed: int = 0
+    ) -> None:
+        self.learner, self.controller = learner, controller
+        self.epochs, self.rent, self._seed = epochs, rent, seed
+        self.records: list[EpochRecord] = []
+        """What happened, by epoch."""
+        self.untrained = Evaluation(math.nan, math.nan)
+        self._engine = EagerEngine([learner], [None])
+        self._epoch: EpochUnderWay | None = None
+        self._updates = Updates(learner)
+        self._recording = ExitStack()
+        self._stepped = True
+        """The gradients that are there have been used."""
+        self._last: list[list[Tensor]] = []
+        """Gradients of the last update: their norms are needed of the epoch's last one only."""
+        self._versions: list[int] = []
+        self._seen_shadows = False
+        learner.optimizer.hook(self._updated)
+
+    # -- one epoch, in this order ---------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Measure the untrained network."""
+        if self._engine.governors[0] is not None:
+            return
+        self.untrained = self._measure()
+        if math.isnan(self.untrained.accuracy):
+            raise ValueError(
+                "the metric is nan on the validation data before the training: it must be a number for every example, "
+                "or for the whole set, whatever a model predicts"
+            )
+        self._engine.governors = [Governor(self.learner, chance=self.untrained)]
+        self.controller.reset([self._seed])
+
+    def begin_epoch(self) -> Effect:
+        """The controller decides, and its decision is carried out. The first `backward` of an epoch calls this."""
+        if self._epoch is None:
+            if self.over:
+                raise RuntimeError(f"the run has had its {self.epochs} epochs: finish() it, or pass more epochs=")
+            self.start()
+            situation = observe(self.learner, self.epochs, self.records, self.rent)
+            (action,) = self.controller.decide([situation])
+            self._epoch = EpochUnderWay.begin(self.learner, self._engine.governors[0], action)
+            self.learner.model.train()
+            self._updates, self._stepped = Updates(self.learner), True
+            self._recording.enter_context(self._updates.recording())
+        return self._epoch.effect
+
+    @property
+    def epoch(self) -> int:
+        """Epochs done."""
+        return self.learner.epoch
+
+    @property
+    def over(self) -> bool:
+        return self.learner.epoch >= self.epochs
+
+    def backward(self, batch: Batch, **settings: Any) -> Tensor:
+        """Add the gradients of the host's pass, and those of each incubating seed's shadow pass; gives the losses."""
+        self.before_gradients()
+        losses = self._updates.backward(batch, **settings)
+        self._seen_shadows = True
+        return losses
+
+    def shadows(self, loss: Callable[[], Tensor], scale: Callable[[Tensor], Tensor] | None = None) -> list[Tensor]:
+        """The shadow passes alone, each of them made by `loss`; gives their losses."""
+        slots = self._updates.incubating
+        found = [self.learner.add_shadow_gradients_of(loss, slot, scale) for slot in slots]
+        self._seen_shadows = True
+        return found
+
+    def add_losses(self, losses: Sequence[Tensor]) -> None:
+        """Of the host's pass, and of each shadow pass."""
+        self._updates.add(torch.stack([loss.detach().float() for loss in losses]))
+
+    def before_gradients(self) -> None:
+        """What an update has used is forgotten."""
+        self.begin_epoch()
+        if self._stepped:
+            self.learner.optimizer.zero_grad()
+            self._last, self._versions, self._stepped = [], [], False
+
+    def _updated(self) -> None:
+        """After every update, whoever made it."""
+        if self._epoch is None:
+            return
+        if self._updates.incubating and not self._seen_shadows:
+            slot = self._updates.incubating[0]
+            raise RuntimeError(
+                f"an update was made without growth.backward(), so the seed at {slot.path} learns nothing: call "
+                "growth.backward(batch) in place of loss.backward()"
+            )
+        self._updates.made += 1
+        self._seen_shadows, self._stepped = False, True
+        self._last = self.learner.held_gradients()
+        self._versions = [gradient._version for found in self._last for gradient in found]
+
+    def end_epoch(self) -> EpochRecord:
+        """Measure the network and its seeds, undo a broken epoch, and let the seeds move on."""
+        if self._epoch is None or not self._updates.made:
+            raise RuntimeError("no update was made in this epoch: call growth.backward(batch) and growth.step() first")
+        if self._versions != [gradient._version for found in self._last for gradient in found]:
+            raise RuntimeError(
+                "the gradients of the last update were overwritten in place: call zero_grad(set_to_none=True), which "
+                "is torch's default"
+            )
+        epoch, updates = self._epoch, self._updates
+        self.keep_norms()
+        self._recording.close()
+        epoch.judge(gather([updates.report()])[0], self._measure())
+        (record,) = self._engine.end([epoch])
+        self.records.append(record)
+        self._last, self._versions, self._epoch = [], [], None
+        self.learner.optimizer.zero_grad()
+        return record
+
+    def keep_norms(self) -> None:
+        """Of the last update's gradients. Needed before the end of an epoch where a scaler may leave updates out."""
+        if self._last:
+            self._updates.norms = norms_of(self._last, self.learner.model.device)
+
+    def casting(self) -> AbstractContextManager[Any]:
+        """The context of every pass."""
+        return nullcontext()
+
+    def _measure(self) -> Evaluation:
+        with self.casting():
+            return self._engine.measure([self.learner])[0]
+
+    def close(self) -> None:
+        """No more updates are counted."""
+        self._recording.close()
+        self.learner.optimizer.unhook()
+
+    # -- to go on after a stop ------------------------------------------------------------------------------------
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything, as plain data and tensors, between two epochs; `load_state_dict` goes on exactly from there."""
+        if self._epoch is not None:
+            raise StateError("a state is taken between two epochs: call growth.state_dict() after growth.end_epoch()")
+        self.start()
+        learner, model = self.learner, self.learner.model
+        for verb in ("state_dict", "load_state_dict"):
+            if not callable(getattr(self.controller, verb, None)):
+                raise StateError(
+                    f"the controller {self.controller.name} has no {verb}(), so it could not go on where it was: give "
+                    "it state_dict() and load_state_dict(state) (of one that remembers nothing: {} and no effect)"
+                )
+        governor = self._engine.governors[0]
+        assert governor is not None
+        return {
+            "format": FORMAT,
+            "run": self._identity(),
+            "epoch": learner.epoch,
+            "host": _copies(model.host.state_dict()),
+            "seeds": [
+                {
+                    "slot": slot.index,
+                    "blueprint": slot.seed.blueprint,
+                    "blend": slot.seed.blend,
+                    "tensors": _copies(slot.seed.state_dict()),
+                    "shadow": [buffer.clone() for buffer in slot.shadow_buffers],
+                }
+                for slot in model.slots
+                if slot.seed is not None
+            ],
+            "slots": {name: getattr(model.lifecycle.columns, name).clone() for name in COLUMNS},
+            "born": model.lifecycle.born,
+            "why_retiring": list(model.lifecycle._why_retiring),
+            "optimizer": learner.optimizer.state(),
+            "governor": governor.state(),
+            "controller": self.controller.state_dict(),  # type: ignore[attr-defined]
+            "untrained": as_data(self.untrained),
+            "records": as_data(self.records),
+            "rng": _rng_state(learner),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on from what `state_dict` gave, in a fresh object over a fresh model of the same architecture."""
+        if self._epoch is not None or self.records:  # a network that only was measured is still as it was
+            raise StateError("this growth has begun: load the state into a new one, before its first update")
+        if state.get("format") != FORMAT:
+            raise StateError(f"this is no state of a growth that this version reads (format {state.get('format')!r})")
+        for name, value in self._identity().items():
+            if state["run"].get(name) != value:
+                raise StateError(
+                    f"the state is of another run: its {name} is {state['run'].get(name)!r}, not {value!r}"
+                )
+        learner, model = self.learner, self.learner.model
+        model.host.load_state_dict(state["host"])
+        self._plant(state)
+        learner.optimizer.load(state["optimizer"])
+        learner.epoch = state["epoch"]
+        self.untrained = from_data(Evaluation, state["untrained"])
+        self.records = [from_data(EpochRecord, record) for record in state["records"]]
+        governor = Governor(learner)
+        governor.load(state["governor"])
+        self._engine.governors = [governor]
+        self.controller.reset([self._seed])
+        self.controller.load_state_dict(state["controller"])  # type: ignore[attr-defined]
+        _set_rng_state(learner, state["rng"])
+
+    def _plant(self, state: Mapping[str, Any]) -> None:
+        """Seeds and slots as they were, and a group of the optimizer for each seed, in the order of then."""
+        learner, model = self.learner, self.learner.model
+        for saved in state["seeds"]:
+            slot = model.slots[saved["slot"]]
+            with torch.random.fork_rng(devices=[]):
+                seed = Seed(saved["blueprint"], slot.shape, saved["blend"])
+            model.place(slot, seed)
+            seed.load_state_dict(saved["tensors"])
+            for buffer, value in zip(slot.shadow_buffers, saved["shadow"], strict=False):
+                buffer.copy_(value)
+        for name, values in state["slots"].items():
+            getattr(model.lifecycle.columns, name).copy_(values)
+        model.lifecycle.born = state["born"]
+        model.lifecycle._why_retiring = list(state["why_retiring"])
+        model.lifecycle.stages = [Stage(number) for number in model.lifecycle.columns.stage[0].tolist()]
+        model.lifecycle.alphas = model.lifecycle.columns.alpha[0].tolist()
+        for slot in model.slots:
+            if slot.seed is not None:
+                model._follow(slot)
+        for group in state["optimizer"]["optimizer"]["param_groups"]:
+            if (index := group.get("slot")) is not None:
+                slot = model.slots[index]
+                learner.optimizer.add(index, model.seed_parameters(slot), model.near_parameters(slot))
+
+    def _identity(self) -> dict[str, Any]:
+        """What a state and the object that loads it must have in common."""
+        model = self.learner.model
+        return {
+            "slots": [slot.path for slot in model.slots],
+            "host": [[name, list(tensor.shape)] for name, tensor in model.host.state_dict().items()],
+            "epochs": self.epochs,
+            "controller": self.controller.name,
+            "rent": self.rent,
+            "seed": self._seed,
+        }
+
+
+def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """A state must not change with the training that goes on."""
+    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+
+
+def _rng_state(learner: Learner) -> dict[str, Any]:
+    device = learner.model.device
+    cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+    return {"torch": torch.get_rng_state(), "cuda": cuda, "learner": learner.rng_state.clone()}
+
+
+def _set_rng_state(learner: Learner, saved: Mapping[str, Any]) -> None:
+    torch.set_rng_state(saved["torch"].cpu())
+    learner.rng_state = saved["learner"].cpu()
+    if saved["cuda"] is not None and learner.model.device.type == "cuda":
+        torch.cuda.set_rng_state(saved["cuda"].cpu(), learner.model.device)
