@@ -18,7 +18,7 @@ from typing import Any
 
 HERE = Path(__file__).resolve().parent
 UPDATES = 3
-SEED = 3
+SEED = 0
 """Its evaluations are best after update 1, better after 2, and not after 3: the best policy is an old one, too."""
 
 

@@ -27,7 +27,7 @@ SMALL = TrainConfig(
     task="tiny",
     envs=1,
     updates=2,
-    seed=3,
+    seed=0,
     evaluate_every=1,
     evaluation_episodes=2,
     ppo=PPOConfig(epochs=1, minibatches=1),
