@@ -154,21 +154,33 @@ def test_a_run_in_two_halves_ends_with_the_same_weights(whole: Trainer, tmp_path
     assert all(map(torch.equal, weights(whole), weights(second)))
 
 
-def test_drawing_ahead_changes_nothing() -> None:
-    trainer = Trainer(CONFIG, family=VECTORS)
-    policy, draws = trainer._policy(), CONFIG.draw_ids(1)
-    played = []
-    for drawers in (0, 2):
-        fleet = Fleet(VECTORS, 20, reward=CONFIG.reward, slots=VECTORS.slots, drawers=drawers, engine="stacked")
-        fleet.prepare(draws)
-        fleet.prepare(CONFIG.draw_ids(2))  # never played
-        played.append(fleet.play(policy, draws, seeds=seeds_for(0, 1, 20)))
-        seconds = fleet.seconds()
-        fleet.close()
-        assert {f"seconds/{phase}" for phase in ("reset", "engine", "reward", "observe", "policy")} <= set(seconds)
-        assert fleet.seconds() == {}
-    assert torch.equal(played[0].reward, played[1].reward)
-    assert torch.equal(played[0].action, played[1].action)
+def test_a_gpu_plays_what_can_be_stacked_as_one_job() -> None:
+    """Every place once, one stack a job, and no job above the limit."""
+    family, draws = get_family("6*grammar+mixed"), [number // 4 for number in range(4096)]
+    parts = parts_by_sort(family, draws, held_out=False)
+    assert sorted(place for part in parts.values() for place in part) == list(range(4096))
+    assert max(map(len, parts.values())) <= MOST_ON_GPU
+    assert {name.split(",")[0].split(":")[0] for name in parts} == {"grammar", "mixed"}
+    some = [part[:3] for name, part in parts.items() if name.startswith(("grammar: 0", "grammar: 9", "mixed: vector"))]
+    for part in some:
+        assert len(stacked_problems(family, [draws[place] for place in part], held_out=False)) == 1
+
+
+def test_jobs_by_sort_give_the_episodes_in_the_order_of_the_draws() -> None:
+    """As on a GPU, where what takes longest is begun first."""
+    family = Together([VECTORS, ShortFamily("mixed/vector", examples=40)])  # type: ignore[list-item]
+    trainer = Trainer(CONFIG, family=family)
+    fleet = Fleet(family, 8, reward=CONFIG.reward, slots=family.slots, engine="stacked")
+    fleet._on_cpu = False
+    draws = list(range(8))
+    first = fleet.play(trainer._policy(), draws, seeds=seeds_for(0, 1, 8))
+    names = list(fleet._parts(draws, False))
+    fleet._took = {name: float(i) for i, name in enumerate(names)}
+    assert list(fleet._parts(draws, False)) == names[::-1]
+    again = fleet.play(trainer._policy(), draws, seeds=seeds_for(0, 1, 8))
+    assert first.draw.tolist() == again.draw.tolist() == draws
+    assert torch.equal(first.action, again.action)
+    assert torch.equal(first.reward, again.reward)
 
 
 def test_metrics_say_where_the_time_goes() -> None:

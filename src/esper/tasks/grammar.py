@@ -68,6 +68,10 @@ class Grammar:
         keys = draw_keys(number, stream=2 * self.unseen + held_out, streams=STREAMS)
         return draw_settings(keys, draw, layout, self.unseen)
 
+    def sorts(self, draw_ids: Sequence[int], *, held_out: bool = False) -> list[str]:
+        """Of each draw the stack that its host belongs to."""
+        return [str(number) for number in _STACK_OF_FORM[self.settings(draw_ids, held_out).form].tolist()]
+
     def problems(
         self, draw_ids: Sequence[int], *, held_out: bool = False, device: torch.device | str = "cpu"
     ) -> list[tuple[list[int], Problems]]:

@@ -295,11 +295,18 @@ class Mixed:
     def problem(self, kind: str, rng: np.random.Generator) -> Problem:
         return KINDS[kind](rng)
 
-    def draw(self, number: int, *, held_out: bool = False) -> Draw:
+    def kind_of(self, number: int, *, held_out: bool = False) -> str:
         turn, place = divmod(number, len(self.kinds))
         # Every run of draws then holds the kinds in equal shares, which makes comparisons on few draws less noisy.
         order = draw_rng(self.name, turn, held_out, use=1).permutation(len(self.kinds))
-        kind = self.kinds[order[place]]
+        return self.kinds[int(order[place])]
+
+    def sorts(self, draw_ids: Sequence[int], *, held_out: bool = False) -> list[str]:
+        """Of each draw what its data are: series, image, vector or token."""
+        return [self.kind_of(number, held_out=held_out).split()[0] for number in draw_ids]
+
+    def draw(self, number: int, *, held_out: bool = False) -> Draw:
+        kind = self.kind_of(number, held_out=held_out)
         rng = draw_rng(self.name, number, held_out)
         problem = self.problem(kind, rng)
         task = _task(self.name, kind, problem, rng)

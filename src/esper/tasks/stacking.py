@@ -89,11 +89,11 @@ def stacked_problems(
             for member, places, ids in by_member(family, draw_ids)
             for own, problems in stacked_problems(member, ids, held_out=held_out, device=device)
         ]
-    draws = [family.draw(draw_id, held_out=held_out) for draw_id in draw_ids]
-    for draw_id, draw in zip(draw_ids, draws, strict=True):
+    made = {draw_id: family.draw(draw_id, held_out=held_out) for draw_id in dict.fromkeys(draw_ids)}  # siblings: once
+    for draw_id, draw in made.items():
         if refusal := why_not_stacked(draw):
             raise ValueError(f"draw {draw_id} of {family.name} cannot be stacked: {refusal}; use another engine")
-    return stack_draws(draw_ids, draws, device)
+    return stack_draws(draw_ids, [made[draw_id] for draw_id in draw_ids], device)
 
 
 @runtime_checkable
@@ -114,6 +114,26 @@ def by_member(family: Together, draw_ids: Sequence[int]) -> list[tuple[Family, l
         places.append(place)
         ids.append(own)
     return [found[index] for index in sorted(found)]
+
+
+@runtime_checkable
+class SortedFamily(Protocol):
+    """A family that can say which draws share a stack without drawing them."""
+
+    def sorts(self, draw_ids: Sequence[int], *, held_out: bool) -> list[str]:
+        """Of each draw: those of one sort make one stack, or few."""
+
+
+def sorts_of(family: Family, draw_ids: Sequence[int], *, held_out: bool) -> list[str]:
+    """The same for any family; all draws of one that cannot say are of one sort."""
+    if isinstance(family, SortedFamily):
+        return family.sorts(draw_ids, held_out=held_out)
+    found = [family.name] * len(draw_ids)
+    if isinstance(family, Together):
+        for member, places, ids in by_member(family, draw_ids):
+            for place, sort in zip(places, sorts_of(member, ids, held_out=held_out), strict=True):
+                found[place] = f"{member.name}: {sort}"
+    return found
 
 
 def is_made_on_device(family: Family, draw_id: int) -> bool:

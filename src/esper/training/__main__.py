@@ -105,9 +105,10 @@ def _tell(report: UpdateReport, limit: TimeLimit) -> None:
     judged = (
         "" if report.evaluation is None else f", held-out {report.evaluation:.2f}{' (best)' if report.best else ''}"
     )
+    phases = ", ".join(f"{name} {metrics[f'seconds/{name}']:.1f} s" for name in ("environment", "update", "telemetry"))
     say(
         f"update {report.update}: score {fmean(rollout.scores):.2f}, entropy {metrics['entropy']:.2f}, "
-        f"{metrics['steps_per_second']:,.0f} steps/s{judged}"
+        f"{metrics['steps_per_second']:,.0f} steps/s ({phases}){judged}"
     )
     for message in report.anomalies:
         say(f"  {message}")

@@ -24,13 +24,15 @@ from esper.env.stacked_env import StackedEnv
 from esper.errors import RefusedError
 from esper.growth.blueprints import Layout
 from esper.tasks.family import Family, Together
-from esper.tasks.stacking import BatchedFamily, by_member, form_of, stacked_problems, why_not_stacked
+from esper.tasks.stacking import BatchedFamily, by_member, form_of, sorts_of, stacked_problems, why_not_stacked
 
 FEWEST, MOST = 16, 64
 """Networks of a stack on a CPU. A step of 16 costs 230 ms of a core and each further one 5 (dense hosts, measured), so
 larger stacks are better for a core and smaller ones for many cores."""
 PARTS = 16
 """Into so many stacks a CPU divides what is to be played, if that leaves at least `FEWEST` in each."""
+MOST_ON_GPU = 512
+"""Networks of one job on a GPU, where several processes play: more would leave the others waiting for the largest."""
 ROUND = 8
 """Draws by which a family is judged that has no `round`."""
 
@@ -161,3 +163,16 @@ def make_env(
 def parts_of(draws: Sequence[int], size: int) -> list[tuple[int, ...]]:
     """The draws in stacks of this size; the last may be smaller."""
     return [tuple(draws[start : start + size]) for start in range(0, len(draws), size)]
+
+
+def parts_by_sort(family: Family, draws: Sequence[int], *, held_out: bool) -> dict[str, tuple[int, ...]]:
+    """The places of the draws in jobs for a GPU, by name: draws that can share a stack, in equal parts of at most
+    `MOST_ON_GPU`. A stack costs nearly as much for a hundred networks as for ten, so sorts are not mixed."""
+    places: dict[str, list[int]] = {}
+    for place, sort in enumerate(sorts_of(family, draws, held_out=held_out)):
+        places.setdefault(sort, []).append(place)
+    parts: dict[str, tuple[int, ...]] = {}
+    for sort, own in places.items():
+        size = math.ceil(len(own) / math.ceil(len(own) / MOST_ON_GPU))
+        parts |= {f"{sort}, part {i}": part for i, part in enumerate(parts_of(own, size))}
+    return parts

@@ -2,17 +2,19 @@
 
 On a CPU an episode is played by one process from its first step to its last, with a copy of the policy, and the next
 idle worker takes the next episode: nobody waits for the slowest network of a step. An episode depends on its draw, the
-policy and its own seed, so where it is played changes nothing. On a GPU all networks step side by side, as one batch of
-this process: processes take turns on a GPU, and when last tried, four were slower than one (docs/performance.md).
+policy and its own seed, so where it is played changes nothing. With the per-network engine on a GPU all networks step
+side by side, as one batch of this process: processes take turns there, and four were slower than one
+(docs/performance.md).
 
-With the stacked engine a job is a stack, of a size that follows from how many episodes there are (`stack_size`); where
-this process plays all of them, others may draw the next problems ahead.
+With the stacked engine a job is a stack. On a CPU its size follows from how many episodes there are (`stack_size`). On
+a GPU a job is what can be stacked (`parts_by_sort`), and several processes play such jobs on one GPU: most of a step is
+Python and launches, and with NVIDIA's MPS their small kernels run side by side (docs/stacked.md).
 """
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +24,7 @@ import torch
 from esper.agent.actor import PolicyActor
 from esper.agent.policies import unpack_policy
 from esper.config import EngineName
+from esper.engine.gc_control import collect_garbage, deferred_gc
 from esper.engine.precision import Precision
 from esper.env.growth_env import GrowthEnv
 from esper.env.rent import RENT_RATE
@@ -34,10 +37,8 @@ from esper.env.world import World
 from esper.rollout.episodes import Episodes, join
 from esper.rollout.play import Decisions, play
 from esper.tasks.family import BoundedFamily
-from esper.tasks.stacking import BatchedFamily
 from esper.telemetry.profiler import PhaseTimers
-from esper.training.drawing import DrawAhead
-from esper.training.engines import make_env, parts_of, per_network, stack_size
+from esper.training.engines import make_env, parts_by_sort, parts_of, per_network, stack_size
 from esper.training.workers import Worker, share_out, start_workers
 
 log = logging.getLogger(__name__)
@@ -67,14 +68,23 @@ class Played:
 class PolicyPlayer:
     """What a worker runs: it keeps its environment and the last policy it was sent."""
 
-    def __init__(self, family: BoundedFamily, engine: EngineName, device: str, **settings: Any) -> None:
-        """`settings` are the environment's."""
+    def __init__(
+        self, family: BoundedFamily, engine: EngineName, device: str, *, sharing: int = 0, **settings: Any
+    ) -> None:
+        """`sharing`: so many processes use the device, this one among them, and episodes are sent to another; 0 is the
+        only one, which keeps them. `settings` are the environment's."""
         self._family, self._engine, self._device, self._settings = family, engine, device, settings
+        self._sharing = sharing
         self._env: GrowthEnv | StackedEnv | None = None
         self._policy: tuple[bytes, Any] = (b"", None)
 
     def __call__(self, job: PolicyJob) -> Played:
-        size = len(job.draws)
+        size, shares_gpu = len(job.draws), self._sharing > 0 and torch.device(self._device).type == "cuda"
+        if shares_gpu:  # what this process only keeps for later, another may need now
+            self._env = None
+            collect_garbage()
+            torch.cuda.empty_cache()
+            torch.cuda.set_per_process_memory_fraction(1.0 / self._sharing)
         if self._env is None or self._env.size != size:  # made here, not in the parent: an environment does not travel
             self._env = None
             self._env = make_env(self._engine, self._family, size, self._device, **self._settings)
@@ -83,8 +93,9 @@ class PolicyPlayer:
         network, normaliser = self._policy[1]
         actor = _TimedActor(network, normaliser, job.seed)
         self._env.seconds.clear()
-        episodes = play(self._env, actor, job.draws, held_out=job.held_out, longest=self._family.horizon)
-        return Played(episodes, self._env.seconds | actor.timers.seconds)
+        with deferred_gc(torch.device(self._device)):
+            episodes = play(self._env, actor, job.draws, held_out=job.held_out, longest=self._family.horizon)
+        return Played(episodes.to("cpu") if self._sharing else episodes, self._env.seconds | actor.timers.seconds)
 
 
 class _TimedActor(PolicyActor):
@@ -111,70 +122,71 @@ class Fleet:
         slots: int,
         device: str = "cpu",
         workers: int = 1,
-        drawers: int = 0,
         engine: EngineName | None = None,
         precision: Precision = Precision.FP32,
         compiled: bool = False,
         rent: Rent = RENT_RATE,
     ) -> None:
-        """`engine`: None is the per-network one of the device. `drawers` are processes that draw problems ahead, where
-        this process plays stacks itself."""
+        """`engine`: None is the per-network one of the device."""
         if workers < 1:
             raise ValueError(f"workers must be at least 1, not {workers}")
         engine = engine or per_network(device)
         on_cpu = torch.device(device).type == "cpu"
-        self._stacked = engine == "stacked"
+        self._family, self._stacked, self._on_cpu, self._device = family, engine == "stacked", on_cpu, device
         self._together = stack_size(size, device) if self._stacked else 1 if on_cpu else size
-        """Episodes that are played side by side."""
-        if workers > 1 and not on_cpu:
+        """Episodes that are played side by side; stacks on a GPU are divided by sort instead."""
+        if workers > 1 and not (on_cpu or self._stacked):
             log.warning("on a GPU one process plays all environments: of %d workers, none is started", workers)
+        if on_cpu or not self._stacked:
+            workers = min(workers, -(-size // self._together))  # no more than there are jobs
+        local = workers == 1 or not (on_cpu or self._stacked)
         settings: dict[str, Any] = {"reward": reward, "slots": slots, "precision": precision}
         settings |= {"compiled": compiled, "rent": rent}
-        workers = min(workers, -(-size // self._together))  # no more than there are jobs
-        local = workers == 1 or not on_cpu
-        draws_ahead = local and drawers > 0 and self._stacked and not isinstance(family, BatchedFamily)
-        self._ahead = DrawAhead(family, drawers) if draws_ahead else None
-        if self._ahead is not None:
-            settings["source"] = self._ahead.problems
-        player = PolicyPlayer(family, engine, device, **settings)
+        player = PolicyPlayer(family, engine, device, sharing=0 if local else workers + 1, **settings)
         self._local = player if local else None
         self._workers: list[Worker] = [] if local else start_workers([player] * workers)
         self._timers = PhaseTimers()
-
-    def prepare(self, draws: Sequence[int]) -> None:
-        """Begin to draw what will be played next, where that is done ahead."""
-        if self._ahead is not None:
-            for part in parts_of(draws, self._together):
-                self._ahead.prepare(part)
+        self._took: dict[str, float] = {}
+        """Seconds of each job of the last rollout, by name."""
 
     def play(
         self, policy: bytes, draws: Sequence[int], *, held_out: bool = False, seeds: Sequence[int] | None = None
     ) -> Episodes:
         """One episode of each draw, in their order, with a seed for each; without seeds the most probable actions."""
-        jobs = list(self._jobs(policy, draws, held_out, seeds))
+        parts = self._parts(draws, held_out)
+        jobs = [
+            PolicyJob(
+                policy, self._filled([draws[i] for i in part]), held_out, None if seeds is None else seeds[part[0]]
+            )
+            for part in parts.values()
+        ]
         local = self._local
         played = share_out(self._workers, jobs) if local is None else [local(job) for job in jobs]
-        for one in played:
+        for name, one in zip(parts, played, strict=True):
+            self._took[name] = sum(one.seconds.values())
             for phase, seconds in one.seconds.items():
                 self._timers.seconds[phase] = self._timers.seconds.get(phase, 0.0) + seconds
-        episodes = join([one.episodes for one in played])
-        kept = len(draws)  # the last batch on a GPU may have been filled up
-        return episodes if len(episodes) == kept else episodes.select(torch.arange(kept))
+        order = torch.tensor([place for part in parts.values() for place in part])
+        episodes = join([one.episodes for one in played]).to(self._device)
+        return episodes if torch.equal(order, torch.arange(len(episodes))) else episodes.select(order.argsort())
 
-    def _jobs(
-        self, policy: bytes, draws: Sequence[int], held_out: bool, seeds: Sequence[int] | None
-    ) -> Iterator[PolicyJob]:
-        for i, part in enumerate(parts_of(draws, self._together)):
-            filled = part if self._stacked else part + part[-1:] * (self._together - len(part))
-            yield PolicyJob(policy, filled, held_out, None if seeds is None else seeds[i * self._together])
+    def _parts(self, draws: Sequence[int], held_out: bool) -> dict[str, tuple[int, ...]]:
+        """The places of the draws of each job, by name. What took longest in the last rollout is begun first."""
+        if self._on_cpu or not self._stacked:
+            return {str(i): part for i, part in enumerate(parts_of(range(len(draws)), self._together))}
+        parts = parts_by_sort(self._family, draws, held_out=held_out)
+        return dict(sorted(parts.items(), key=lambda part: -self._took.get(part[0], len(part[1]))))
+
+    def _filled(self, draws: list[int]) -> tuple[int, ...]:
+        """A batch of per-network engines on a GPU has one size: its last draw is played more than once."""
+        more = 0 if self._stacked else self._together - len(draws)
+        return (*draws, *draws[-1:] * more)
 
     def seconds(self) -> dict[str, float]:
         """By phase since the last call, summed over processes, under their logged names."""
         return self._timers.drain()
 
     def close(self) -> None:
-        if self._ahead is not None:
-            self._ahead.close()
         for worker in self._workers:
             worker.close()
 

@@ -73,25 +73,21 @@ class Trainer:
         device: str = "cpu",
         family: BoundedFamily | None = None,
     ) -> None:
-        """`family` stands in for the one that the configuration names, for problems that have no name.
-
-        `workers` play episodes; where a GPU plays all of them as stacks, they draw the next problems.
-        """
+        """`family` stands in for the one that the configuration names, for problems that have no name. `workers` are
+        processes that play episodes."""
         self.config = config
         self.folder = folder
         self.recorder = recorder or RunRecorder()
         self.timers = PhaseTimers()
         family = family or config.family()
         self.engine = engine_of(config, family, device)
-        ahead = self.engine.name == "stacked" and torch.device(device).type != "cpu"
         self.fleet = Fleet(
             family,
             config.envs,
             reward=config.reward,
             slots=family.slots,
             device=device,
-            workers=1 if ahead else workers,
-            drawers=workers if ahead else 0,
+            workers=workers,
             engine=self.engine.name,
             precision=config.precision,
             compiled=config.compiled,
@@ -230,9 +226,6 @@ class Trainer:
     def collect(self, update: int) -> Episodes:
         """One episode of every environment, played by copies of the policy."""
         draws = self.config.draw_ids(update)
-        self.fleet.prepare(draws)
-        if update < self.config.updates:
-            self.fleet.prepare(self.config.draw_ids(update + 1))
         with self.timers("environment"):
             return self.fleet.play(self._policy(), draws, seeds=seeds_for(self.config.seed, update, len(draws)))
 

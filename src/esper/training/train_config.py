@@ -107,13 +107,19 @@ def _with_rent(data: object) -> object:
 PRESETS: dict[str, TrainConfig] = {
     "small": TrainConfig(
         task="6*grammar+mixed",  # half and half: a round of mixed is 24 draws, one of grammar 4
-        envs=4096,
-        updates=40,
+        envs=1024,
+        updates=36,
         rent="varied",
-        evaluate_every=5,
-        evaluation_episodes=192,
+        evaluate_every=0,
         compare_episodes=96,
-        ppo=PPOConfig(siblings=4, learning_rate=6e-4, learning_rate_end=1e-4, anneal_updates=40),
+        ppo=PPOConfig(
+            siblings=4,
+            minibatches=8,
+            learning_rate=6e-4,
+            learning_rate_end=1e-4,
+            entropy_coefficient_end=0.003,
+            anneal_updates=36,
+        ),
     ),
     "demo": TrainConfig(
         task="mixed/vector", envs=16, updates=15, draws=48, evaluate_every=0, ppo=PPOConfig(learning_rate=1e-3)

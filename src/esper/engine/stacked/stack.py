@@ -26,7 +26,7 @@ from esper.growth.blueprints import blueprint_names
 from esper.slot_columns import CONTRAST
 from esper.tasks.problems import Problems
 
-CHUNK_NUMBERS = {"cpu": 2**22, "cuda": 2**30}
+CHUNK_NUMBERS = {"cpu": 2**22, "cuda": 2**27}
 """Numbers of one activation in an evaluation's chunk of examples: small enough for a cache, or for the memory."""
 
 
