@@ -17,9 +17,10 @@ from esper.engine.stacked import memory
 from esper.env.stacked_env import StackedEnv
 from esper.errors import RefusedError
 from esper.growth.blueprints import registry
-from esper.tasks.family import Family, get_family
+from esper.tasks.family import Family, Together, get_family
+from esper.tasks.stacking import stacked_problems
 from esper.training.comparison import compare
-from esper.training.engines import FEWEST, MOST, check_memory, choose_engine, stack_size
+from esper.training.engines import FEWEST, MOST, MOST_ON_GPU, check_memory, choose_engine, parts_by_sort, stack_size
 from esper.training.evaluation import Job, batch_size, jobs_for, record_job, run_job, run_jobs
 from esper.training.fleet import Fleet, seeds_for
 from esper.training.loop import Trainer
@@ -168,7 +169,7 @@ def test_a_gpu_plays_what_can_be_stacked_as_one_job() -> None:
 
 def test_jobs_by_sort_give_the_episodes_in_the_order_of_the_draws() -> None:
     """As on a GPU, where what takes longest is begun first."""
-    family = Together([VECTORS, ShortFamily("mixed/vector", examples=40)])  # type: ignore[list-item]
+    family = Together([VECTORS, ShortFamily("disguised/vector", examples=40)])  # type: ignore[list-item]
     trainer = Trainer(CONFIG, family=family)
     fleet = Fleet(family, 8, reward=CONFIG.reward, slots=family.slots, engine="stacked")
     fleet._on_cpu = False
