@@ -61,7 +61,7 @@ class Train(ConfigOptions, TrainConfig):
     """Continue the run in this folder, exactly where it stopped."""
     device: str = "auto"
     """cpu, cuda, …; auto is a GPU if there is one."""
-    workers: Annotated[int | None, by_default("one per CPU core; one on a GPU")] = None
+    workers: Annotated[int | None, by_default("one per CPU core; on a GPU without MPS one")] = None
     """Processes that share the environments. On a GPU one plays all of them, and with the stacked engine the others
     draw problems. The results do not change."""
     profile: Path | None = None
@@ -162,19 +162,19 @@ class Train(ConfigOptions, TrainConfig):
 
     def _plan(self, config: TrainConfig, device: torch.device) -> tuple[int, list[str]]:
         """How many workers there are, and lines about the engine and its memory. What cannot be had is refused."""
-        from esper.training.engines import check_memory, stack_size
+        from esper.training.engines import ONE_AT_A_TIME, check_memory, players, stack_size
         from esper.training.loop import engine_of
 
         family = config.family()
         engine = engine_of(config, family, str(device))
-        workers = min(pick_workers(self.workers, device.type), config.envs)
+        workers = min(players(self.workers, engine.name, device), config.envs)
         if engine.name != "stacked":
             return workers, [str(engine)]
-        size = min(config.envs, stack_size(config.envs, device))
-        together = min(config.envs, size * workers)
-        if device.type != "cpu":  # one process plays, and the other cores draw problems
-            workers = self.workers or max(1, pick_workers(None, "cpu") - 1)
-        return workers, [str(engine), check_memory(family, together, device, first=config.draw_ids(1)[0])]
+        together = min(config.envs, stack_size(config.envs, device) * workers)
+        remarks = [str(engine), check_memory(family, together, device, first=config.draw_ids(1)[0])]
+        if device.type != "cpu" and workers == 1:
+            remarks.append(ONE_AT_A_TIME)
+        return workers, remarks
 
     def _config(self) -> TrainConfig:
         if self.ppo.teacher_kl and self.init is None:

@@ -14,6 +14,7 @@ Python and launches, and with NVIDIA's MPS their small kernels run side by side 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -81,6 +82,8 @@ class PolicyPlayer:
     def __call__(self, job: PolicyJob) -> Played:
         size, shares_gpu = len(job.draws), self._sharing > 0 and torch.device(self._device).type == "cuda"
         if shares_gpu:  # what this process only keeps for later, another may need now
+            # MPS has few connections, and a process takes eight unless told otherwise; read when CUDA starts.
+            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
             self._env = None
             collect_garbage()
             torch.cuda.empty_cache()
