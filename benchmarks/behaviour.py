@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import tyro
 
+from behaviour_plots import draw_choices, draw_timing
 from esper.actions import Action, Op
 from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.cli.terminal import Progress, wide_console
@@ -36,10 +37,9 @@ from esper.training.catalogue import make_controller
 from esper.training.own.history import History
 from esper.training.plots import plot_history
 from esper.training.workers import in_processes
-from results.markdown import page_of, plain, share, signed, table
-from results.measure import ROOT
-from results.plots import draw_choices, draw_timing
+from page_text import page_of, plain, share, signed, table
 
+ROOT = Path(__file__).resolve().parents[1]
 BATCH = 4
 VERBS = {Op.GERMINATE: "plants", Op.PRUNE: "prunes", Op.FOSSILIZE: "makes permanent"}
 

@@ -40,8 +40,9 @@ from esper.tasks.feed import chunks
 from esper.tasks.mixed import KINDS
 from esper.training.own.run import settle
 from esper.training.workers import in_processes
-from results.markdown import table
-from results.measure import ROOT
+from page_text import table
+
+ROOT = Path(__file__).resolve().parents[1]
 
 GERMINATE = 2  # epoch
 NONE = "none"

@@ -22,7 +22,7 @@ from esper.engine.eager import EpochRecord
 from esper.env.rent import RENT_RATE
 from esper.errors import GrowthWarning
 from esper.growth.model import GrowingModel
-from esper.policy.controller import ByHost, Controller, NoGrowth
+from esper.policy.controller import Controller, NoGrowth
 from esper.policy.heuristic import ROTATION, Heuristic
 from esper.tasks.feed import IGNORED, Batch
 from esper.training.own.history import History
@@ -89,15 +89,11 @@ def outlook(
 
 
 def is_learned(controller: Controller) -> bool:
-    if isinstance(controller, ByHost):
-        return is_learned(controller.dense) or is_learned(controller.others)
     return isinstance(controller, LearnedController)
 
 
 def reads_rent(controller: Controller) -> bool:
     """Of a learned one: whether its decisions depend on the rent."""
-    if isinstance(controller, ByHost):
-        return reads_rent(controller.dense) and reads_rent(controller.others)
     return isinstance(controller, LearnedController) and controller.reads_rent
 
 

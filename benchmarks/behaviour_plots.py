@@ -1,4 +1,4 @@
-"""The pictures of docs/results.md and docs/behaviour.md. No meaning rests on colour alone."""
+"""The pictures of docs/behaviour.md. No meaning rests on colour alone."""
 
 from __future__ import annotations
 
@@ -12,10 +12,7 @@ from matplotlib.patches import Rectangle
 
 from esper.actions import Op
 from esper.lifecycle import Stage
-from esper.training.plots import drawing, error_bar, hide_spines
-from results.estimates import HARM_LIMIT, Content, answers, difference_over, estimate, kinds
-from results.markdown import plain, signed
-from results.measure import LEARNED, SCRATCH
+from esper.training.plots import drawing, hide_spines
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -24,77 +21,6 @@ if TYPE_CHECKING:
 
 DARK, BLUE, GREY, ORANGE = "#2b4c5b", "#0072b2", "#8a8a8a", "#d55e00"
 """From the colours that Okabe and Ito chose for colour-blind readers."""
-
-
-# -- results -----------------------------------------------------------------------------------------------------------
-
-
-def draw_scores(path: Path, content: Content, labels: Sequence[str]) -> None:
-    """Mean scores with their intervals: the learned controller, its rivals, static networks."""
-    scores = {label: estimate(content, label, "score") for label in labels}
-    with drawing(path, figsize=(8.6, 0.9 + 0.42 * len(labels))) as (_, axes):
-        for place, (label, score) in enumerate(scores.items()):
-            static = label.startswith(("static ×", SCRATCH))
-            colour = BLUE if label == LEARNED else GREY if static else DARK
-            style = {"color": colour, "markerfacecolor": "white" if static else colour}
-            axes.errorbar(score.value, place, xerr=error_bar(score), fmt="o", markersize=8, capsize=3, **style)
-            point = (score.value if score.high is None else score.high, place)
-            offset = {"xytext": (6, 0), "textcoords": "offset points", "va": "center", "fontsize": 9}
-            axes.annotate(f"{score.value:.1f}", point, weight="bold" if label == LEARNED else "normal", **offset)
-        axes.axvline(scores[LEARNED].value, color=BLUE, linewidth=0.8, linestyle=":", zorder=0)
-        names = [label.replace(f"{LEARNED}: from", "its networks from") for label in labels]
-        axes.set_yticks(range(len(labels)), names)
-        axes.margins(x=0.08)
-        what = f"score (points): test accuracy − {content['rent_rate']:g} per extra host-size of parameters"
-        axes.set(xlabel=what, ylim=(len(labels) - 0.5, -0.5))
-        title = "held-out problems of mixed, means with 95 % intervals (open: static networks)"
-        axes.set_title(f"{len(content['draws'])} {title}", loc="left", fontsize=10)
-        hide_spines(axes)
-        axes.grid(axis="x", alpha=0.25)
-
-
-def draw_kinds(path: Path, content: Content, against: Sequence[str]) -> None:
-    """Learned minus each rival, in points of score, by kind of problem: orange where the rival is better."""
-    of, meant = kinds(content), answers(content)
-    cells = np.array([[difference_over(content, rival, numbers) for rival in against] for numbers in of.values()])
-    with drawing(path, figsize=(3.9 + 1.15 * len(against), 1.4 + 0.34 * len(of))) as (figure, axes):
-        limit = max(5.0, float(np.quantile(np.abs(cells), 0.9)))
-        image = axes.imshow(cells, cmap="PuOr", vmin=-limit, vmax=limit, aspect="auto")
-        for (row, place), value in np.ndenumerate(cells):
-            colour = "white" if abs(value) > 0.62 * limit else "black"
-            axes.text(place, row, signed(value), ha="center", va="center", fontsize=8.5, color=colour)
-        axes.set_xticks(range(len(against)), [f"minus\n{rival}" for rival in against], fontsize=9)
-        axes.xaxis.tick_top()
-        axes.set_yticks(range(len(of)), [f"{kind}   (meant: {meant[kind]})" for kind in of], fontsize=8.5)
-        axes.tick_params(length=0)
-        what = "points of score by which learned is better"
-        figure.colorbar(image, ax=axes, shrink=0.5, extend="both", label=what)
-
-
-def draw_harm(path: Path, differences: Sequence[float], seeds: int) -> None:
-    """Every draw's difference, in order: how often, and how much, growing cost accuracy."""
-    values = np.sort(differences)
-    places, low = np.arange(1, len(values) + 1), values < HARM_LIMIT
-    with drawing(path, figsize=(8.6, 3.4)) as (_, axes):
-        axes.plot(places[~low], values[~low], "o", color=DARK, markersize=5, label="not harmed")
-        axes.plot(places[low], values[low], "v", color=ORANGE, markersize=7, label=f"below {plain(HARM_LIMIT)} points")
-        axes.axhline(0.0, color=GREY, linewidth=0.8)
-        axes.axhline(HARM_LIMIT, color=ORANGE, linewidth=0.9, linestyle="--")
-        axes.set_yscale("symlog", linthresh=1.0)  # most draws lie near 0 or far above
-        marks = (-50, -10, -5, -1, -0.5, 0, 1, 5, 10, 50)
-        ticks = [tick for tick in marks if values.min() - 1 <= tick <= values.max() + 25]
-        axes.set_yticks(ticks, [f"{tick:g}".replace("-", "−") for tick in ticks])
-        axes.minorticks_off()
-        axes.locator_params(axis="x", integer=True)
-        axes.set(
-            xlabel="held-out problem, in order of the difference",
-            ylabel="test accuracy: learned − none\n(points, beyond ±1 logarithmic)",
-            ylim=(min(-1.5, 1.4 * values[0]), max(1.5, 1.5 * values[-1])),
-        )
-        axes.set_title(f"{len(values)} problems, mean of {seeds} random seeds each", loc="left", fontsize=10)
-        axes.legend(frameon=False, loc="upper left")
-        axes.grid(axis="y", alpha=0.25)
-        hide_spines(axes)
 
 
 # -- behaviour ---------------------------------------------------------------------------------------------------------
