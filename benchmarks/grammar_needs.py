@@ -14,10 +14,10 @@ import argparse
 from typing import NamedTuple
 
 import numpy as np
-from results.markdown import table
 
 from esper.growth.blueprints import fitting
 from need_and_place import NONE, body, draw_of, plan_of, run
+from page_text import table
 
 SCHEDULE = {
     "dense": "mlp_small@0",

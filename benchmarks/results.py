@@ -2,7 +2,7 @@
 
     python benchmarks/results.py measure mixed unseen              # parts, all arms; two cores take minutes a part
     python benchmarks/results.py measure mixed --arms small        # one arm anew; the others stay
-    python benchmarks/results.py measure mixed --arms before --before OLD.safetensors
+    python benchmarks/results.py measure mixed --arms before --before OLD.safetensors    # an earlier policy, beside it
     python benchmarks/results.py render                            # docs/results.md and its picture
 
 Controllers are frozen, draws are held out, test sets are looked at once, at the end. The controller was trained, and
@@ -188,7 +188,7 @@ INTRODUCTION = f"""Frozen controllers, held-out draws, test sets that were looke
 × extra host-sizes of parameters, rent {RENT_RATE:g} unless stated. In brackets: 95 % bootstrap intervals over draws;
 differences are paired by draw ([how](compare.md)). *schedule* is the best fixed schedule
 ([schedule.toml](results/schedule.toml), chosen on training draws of `mixed`), *heuristic* the built-in rule, *before*
-the imitation that shipped as `small` in version 0.1."""
+the imitation that shipped as `small` in version 0.1, played at commit 57c0526, the last that has it."""
 RIVALS = ("none", "schedule", "heuristic", BEFORE)
 
 
@@ -198,7 +198,8 @@ RIVALS = ("none", "schedule", "heuristic", BEFORE)
 def render(store: Mapping[str, Any], images: Path) -> str:
     main = {name: store[name] for name in (*MAIN, *NATURAL) if name in store}
     draw_leads(images / "results_leads.png", main)
-    commands = sorted({arm["made"]["command"] for part in store.values() for arm in part["arms"].values()})
+    arms = [(label, arm) for part in store.values() for label, arm in part["arms"].items()]
+    commands = sorted({arm["made"]["command"] for label, arm in arms if label != BEFORE})
     return page_of(
         [
             ["# Results: the learned controller against its rivals"],
@@ -271,9 +272,9 @@ def harm_table(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
 
 def rent_table(store: Mapping[str, Any]) -> list[str]:
     rows = []
-    for name, part in store.items():
-        if not name.startswith("rent "):
-            continue
+    for part in sorted(
+        (part for name, part in store.items() if name.startswith("rent ")), key=lambda part: part["rent"]
+    ):
         accuracy, size = bootstrap(column(part, LEARNED, "accuracy")), bootstrap(column(part, LEARNED, "size"))
         planted = np.mean(part["arms"][LEARNED]["planted"])
         rows.append(

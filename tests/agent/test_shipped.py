@@ -214,9 +214,8 @@ def test_shipping_is_repeatable_and_keeps_a_score_with_its_weights(ship: ModuleT
     twice = ship.ship(str(tmp_path / "again" / "again.safetensors"), "twice", STATED, None, tmp_path / "again")
     assert twice.sha256 == again.sha256
     shutil.rmtree(tmp_path / "again")
-    column = {"number": [0, 1, 2], "score": [3.0, 3.0, 3.0]}
-    facts = {"format": 1, "part": "mixed", "learned_sha256": made.sha256, "controllers": {"none": "none"}}
-    facts |= {"draws": [{"number": 0}, {"number": 2}], "episodes": {"none": column, "learned": column}}
+    arms = {"none": {"score": [3.0, 3.0, 3.0]}, "small": {"score": [3.0, 3.0, 3.0], "made": {"sha256": made.sha256}}}
+    facts = {"mixed": {"draws": [0, 1, 2], "arms": arms}}
     measured = tmp_path / "mixed.json"
     measured.write_text(json.dumps(facts))
     judged = ship.ship("small", "other", STATED, measured, tmp_path)
@@ -227,8 +226,11 @@ def test_shipping_is_repeatable_and_keeps_a_score_with_its_weights(ship: ModuleT
     assert again == judged
     other = ship.ship("small", "other", {**asdict(judged), "sha256": "of other weights"}, None, tmp_path)
     assert other.score is None
-    measured.write_text(json.dumps({**facts, "learned_sha256": "of other weights"}))
-    with pytest.raises(ValueError, match=r"not what `run\.py mixed` measured of the policy that ships as third"):
+    arms["small"]["made"] = {"sha256": "of other weights"}
+    measured.write_text(json.dumps(facts))
+    with pytest.raises(
+        ValueError, match=r"not what `results\.py measure mixed` made of the policy that ships as third"
+    ):
         ship.ship("small", "third", STATED, measured, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mixed.json", "other.json", "other.safetensors"]
 
