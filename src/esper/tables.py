@@ -1,4 +1,4 @@
-"""A table as data, for whoever shows it: lines for a terminal or a file, HTML for a notebook.
+"""A table as data, for whoever shows it: lines for a terminal or a file, HTML for a notebook; and a live display.
 
 Names of modules, reasons and messages may hold anything: nothing in a cell is markup.
 """
@@ -10,9 +10,11 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import Self
 
 from rich import box
-from rich.console import Console
+from rich.console import Console, RenderableType
+from rich.live import Live
 from rich.measure import Measurement
 from rich.padding import Padding
 from rich.table import Table
@@ -20,6 +22,9 @@ from rich.text import Text
 
 WIDTH = 110
 """Columns of text where no terminal says its own."""
+
+
+_CELL = "text-align:left;padding:2px 14px 2px 2px"
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +45,11 @@ class Rows:
             console.print(self.note, style="dim", highlight=False)
 
     def html(self) -> str:
-        cells = ["".join(f"<td style='text-align:left'>{escape(cell)}</td>" for cell in row) for row in self.rows]
-        head = "".join(f"<th style='text-align:left'>{escape(heading)}</th>" for heading in self.headings)
-        body = "".join(f"<tr>{row}</tr>" for row in cells)
-        title = f"<caption style='text-align:left;font-weight:bold'>{escape(self.title)}</caption>"
-        note = f"<p style='opacity:0.7;margin:0'><small>{escape(self.note)}</small></p>" if self.note else ""
+        rows = ["".join(f"<td style='{_CELL}'>{escape(cell)}</td>" for cell in row) for row in self.rows]
+        head = "".join(f"<th style='{_CELL}'>{escape(heading)}</th>" for heading in self.headings)
+        body = "".join(f"<tr>{row}</tr>" for row in rows)
+        title = f"<caption style='text-align:left;font-weight:bold;white-space:nowrap'>{escape(self.title)}</caption>"
+        note = f"<p style='opacity:0.7;margin:0 0 1em 0'><small>{escape(self.note)}</small></p>"
         return f"<table>{title}<thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>{note}"
 
 
@@ -58,6 +63,7 @@ class Report:
         for part in self.parts:
             if isinstance(part, Rows):
                 part.show(console)
+                console.print()
             else:
                 console.print(part, highlight=False)
 
@@ -72,6 +78,23 @@ class Report:
 
     def _repr_html_(self) -> str:
         return "".join(part.html() if isinstance(part, Rows) else f"<p>{escape(part)}</p>" for part in self.parts)
+
+
+class Watch:
+    """A live display for a person, of work that goes on; nothing where the output goes to a file."""
+
+    def __init__(self, console: Console, first: RenderableType) -> None:
+        self.console = console
+        self.live = Live(first, console=console, transient=True) if console.is_terminal else None
+
+    def __enter__(self) -> Self:
+        if self.live:
+            self.live.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.live:
+            self.live.stop()
 
 
 def fits(console: Console, table: Table) -> bool:

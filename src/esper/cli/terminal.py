@@ -4,20 +4,29 @@ from __future__ import annotations
 
 import math
 import time
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from rich.console import Console, RenderableType
-from rich.live import Live
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from esper.tables import WIDTH, fits, show_rows
+from esper.tables import WIDTH, Watch, fits, show_rows
 
 if TYPE_CHECKING:
     from esper.training.statistics import Estimate
 
-__all__ = ["FILE_WIDTH", "Progress", "Watch", "clock", "fits", "show_rows", "styled", "wide_console", "with_interval"]
+__all__ = [
+    "FILE_WIDTH",
+    "Progress",
+    "Watch",
+    "clock",
+    "fits",
+    "show_rows",
+    "styled",
+    "wide_console",
+    "with_interval",
+]
 
 SECONDS_BETWEEN_LINES = 15.0
 """Where nobody watches, progress is a line now and then."""
@@ -40,23 +49,6 @@ def wide_console(*, stderr: bool = False, file_width: int = FILE_WIDTH) -> Conso
 def styled(markup: str) -> Text:
     """Of markup whose names are escaped."""
     return Text.from_markup(markup, emoji=False)
-
-
-class Watch:
-    """A live display for a person, of work that goes on; nothing where the output goes to a file."""
-
-    def __init__(self, console: Console, first: RenderableType) -> None:
-        self.console = console
-        self.live = Live(first, console=console, transient=True) if console.is_terminal else None
-
-    def __enter__(self) -> Self:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.live:
-            self.live.stop()
 
 
 class Progress:
