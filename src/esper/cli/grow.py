@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from rich.console import Console
 
@@ -37,6 +37,9 @@ MODEL_FILES = ("architecture.json", "model.safetensors", "model.pt2")
 class Grow:
     """Train the host of a task, or a model of your own, while a controller grows it; keep the plain model, its history
     and a picture."""
+
+    SHELL_ONLY: ClassVar = ("model", "data")
+    """What a --config file must not set: it is data, and these run code."""
 
     task: Annotated[str | None, by_default(TASK)] = None
     """What to learn; `esper info` lists the tasks. Or a family of problems (mixed, mixed/vector, natural)."""
