@@ -159,12 +159,12 @@ def test_the_rule(name: str) -> None:
     assert [slot.shape for slot in found.auto] == [slot.shape for slot in growing.slots]
 
 
-@pytest.mark.parametrize("name", ["MLP", "ResNet", "GPT", "nn.TransformerEncoder", "transformers: GPT-2"])
+@pytest.mark.parametrize("name", ["MLP", "ResNet", "nn.TransformerEncoder", "transformers: GPT-2"])
 def test_everything_that_is_listed_can_be_a_slot_by_itself(name: str) -> None:
     make, example, _ = CASES[name]
     model = make()
     found = esper.slots(model, example)
-    for slot in found[:: 1 + len(found) // 12]:
+    for slot in found[:: 1 + len(found) // 6]:
         (alone,) = attach(model, [slot], example).slots
         assert (alone.path, alone.shape) == (slot.path, slot.shape)
     paths = {path for path, _ in model.named_modules() if path}
