@@ -61,6 +61,10 @@ class Breaks(nn.Module):
             raise KeyError("what")
         return self.last(self.first(x))
 
+def asks_esper():
+    import esper
+    return esper.attach(make_model(), ["9"], torch.randn(2, 2))
+
 number = 3
 """
 BESIDE = """
@@ -195,6 +199,7 @@ def line_of(text: str) -> int:
             "esper.grow takes, and returned None",
         ),
         ({"data": "my.py:make_model"}, "and returned a Sequential"),
+        ({"model": "my.py:asks_esper"}, "esper grow: slot '9' matches no module of Sequential; it has"),
         ({"model": "odd.py:x"}, "--model odd.py failed at odd.py:2: SyntaxError: "),
     ],
 )

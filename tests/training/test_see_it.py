@@ -254,22 +254,24 @@ def test_a_run_does_not_stop_while_a_seed_is_on_its_way() -> None:
 
 
 def test_the_best_epoch_is_what_comes_back() -> None:
-    """A rate that ruins the network in the end: without keep_best the last epoch comes back."""
+    """A rate below zero, which unlearns in the end: without keep_best the last epoch comes back."""
     weights: list[list[Tensor]] = []
     held: list[nn.Module] = []
 
-    def ruined(parameters: Any, model: nn.Module) -> torch.optim.Optimizer:
+    def made(parameters: Any, model: nn.Module) -> torch.optim.Optimizer:
         held.append(model)
-        return torch.optim.SGD(parameters, lr=0.3)
+        return torch.optim.AdamW(parameters, lr=0.02)
 
     def note(record: EpochRecord, control: EpochRecord | None) -> None:
         weights.append([tensor.clone() for tensor in held[0].state_dict().values()])
 
-    settings: dict[str, Any] = {"optimizer": ruined, "epochs": 14, "scheduler": _rising, "controller": "none"}
+    settings: dict[str, Any] = {"optimizer": made, "epochs": 14, "scheduler": _unlearning, "controller": "none"}
+    settings["updates_per_epoch"] = 8
     found = grow(**settings, keep_best=True, control=True, on_epoch=note)
     accuracies = [record.measured.accuracy for record in found.history.records]
     best = max(range(14), key=lambda i: accuracies[i])
     assert found.history.kept == best + 1 < 14
+    assert accuracies[-1] < accuracies[best] - 5.0
     assert found.validation.accuracy == pytest.approx(accuracies[best])
     for tensor, expected in zip(found.model.state_dict().values(), weights[best], strict=True):
         assert torch.equal(tensor, expected)
@@ -281,8 +283,8 @@ def test_the_best_epoch_is_what_comes_back() -> None:
     assert grow(**settings).validation.accuracy == pytest.approx(accuracies[-1])
 
 
-def _rising(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1.0 if update < 14 else 30.0)
+def _unlearning(optimizer: torch.optim.Optimizer) -> torch.optim.lr_scheduler.LRScheduler:
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda update: 1.0 if update < 80 else -0.6)
 
 
 def test_the_best_epoch_with_seeds_is_a_network_that_was_measured() -> None:
