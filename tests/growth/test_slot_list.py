@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from test_foreign_models import TCN, Recurrent, UNet, bert, gpt2
+from test_foreign_models import TCN, Recurrent, UNet, bert, gpt2, of_timm
 from torch import Tensor, nn
 
 import esper
 from esper.growth.attach import AttachError, attach
 from esper.growth.auto_slots import MOST
 from esper.growth.export import flops_per_example
+from esper.growth.plain import plain_model
 from esper.growth.seed import Seed
+from esper.lifecycle import Stage
+from small_worlds import force
 
 
 class BasicBlock(nn.Module):
@@ -139,6 +142,11 @@ CASES: dict[str, tuple[Callable[[], nn.Module], Any, list[str]]] = {
     "ResNet": (lambda: ResNet(2), IMAGES, ["layer1", "layer2", "layer3"]),
     "ResNet, a block a stage": (lambda: ResNet(1), IMAGES, ["layer1", "layer2", "layer3"]),
     "GPT": (lambda: GPT(3), SYMBOLS, ["h.0", "h.1", "h.2"]),
+    "blocks in a Sequential": (
+        lambda: nn.Sequential(nn.Embedding(11, 8), nn.Sequential(Block(), Block()), nn.Linear(8, 11)),
+        SYMBOLS,
+        ["1.0", "1.1"],
+    ),
     "nn.TransformerEncoder": (Encoder, SYMBOLS, ["encoder.layers.0", "encoder.layers.1"]),
     "TCN": (TCN, SYMBOLS, ["layers.1"]),
     "LSTM": (lambda: Recurrent(nn.LSTM), SERIES, ["core"]),
@@ -171,9 +179,101 @@ def test_everything_that_is_listed_can_be_a_slot_by_itself(name: str) -> None:
     assert {slot.path for slot in found} | found.refused.keys() == paths
 
 
-def test_hundreds_of_blocks_are_thinned_out_evenly() -> None:
-    slots = [slot.path for slot in attach(GPT(30), "auto", SYMBOLS).slots]
-    assert slots == [f"h.{i}" for i in (1, 4, 6, 9, 11, 14, 16, 19, 21, 24, 26, 29)]
+def hugging_face(name: str, **config: Any) -> Callable[[], nn.Module]:
+    """By the name of its class, from random first weights."""
+
+    def make() -> nn.Module:
+        transformers = pytest.importorskip("transformers", reason="transformers is not installed")
+        kind = getattr(transformers, name)
+        return kind(kind.config_class(**config))
+
+    return make
+
+
+WIDTH: dict[str, Any] = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 32}
+LARGE = torch.randn(2, 3, 32, 32)
+FOREIGN: dict[str, tuple[Callable[[], nn.Module], Any, list[str]]] = {
+    "ViT": (
+        hugging_face("ViTForImageClassification", **WIDTH, image_size=16, patch_size=4),
+        IMAGES,
+        ["vit.layers.0", "vit.layers.1"],
+    ),
+    "Swin": (
+        hugging_face(
+            *("SwinForImageClassification",),
+            image_size=32,
+            patch_size=2,
+            embed_dim=8,
+            depths=[1, 1],
+            num_heads=[1, 2],
+            window_size=4,
+        ),
+        LARGE,
+        ["swin.encoder.layers.0", "swin.encoder.layers.1"],
+    ),
+    "ResNet": (
+        hugging_face(
+            *("ResNetForImageClassification",),
+            embedding_size=8,
+            hidden_sizes=[8, 16, 32],
+            depths=[2, 2, 2],
+            layer_type="basic",
+        ),
+        LARGE,
+        [f"resnet.encoder.stages.{i}" for i in range(3)],
+    ),
+    "T5": (
+        hugging_face("T5ForConditionalGeneration", vocab_size=11, d_model=16, d_kv=8, d_ff=32, num_layers=2),
+        {"input_ids": SYMBOLS, "decoder_input_ids": SYMBOLS},
+        ["encoder.block.0", "encoder.block.1", "decoder.block.0", "decoder.block.1"],
+    ),
+    "Llama": (
+        hugging_face("LlamaForCausalLM", **WIDTH, vocab_size=11, num_key_value_heads=2),
+        SYMBOLS,
+        ["model.layers.0", "model.layers.1"],
+    ),
+    "DistilBERT": (
+        hugging_face("DistilBertForSequenceClassification", vocab_size=11, dim=24, hidden_dim=32, n_layers=2),
+        SYMBOLS,
+        ["distilbert.transformer.layer.0", "distilbert.transformer.layer.1"],
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FOREIGN)
+def test_the_rule_for_models_of_another_library(name: str) -> None:
+    make, example, expected = FOREIGN[name]
+    growing = attach(make(), "auto", example)
+    assert [slot.path for slot in growing.slots] == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("resnet10t", ["layer1", "layer2", "layer3", "layer4"]),
+        ("vit_tiny_patch16_224", [f"blocks.{i}" for i in range(12)]),
+    ],
+)
+def test_the_rule_for_models_of_timm(name: str, expected: list[str]) -> None:
+    model = of_timm(name)()
+    assert [slot.path for slot in attach(model, "auto", torch.randn(2, 3, 224, 224)).slots] == expected
+
+
+def test_a_model_that_has_grown_is_looked_at_as_its_host() -> None:
+    growing = attach(mlp(), "auto", ROWS)
+    growing.germinate(growing.slots[0], "mlp", "linear", epoch=0)
+    force(growing.slots[0], stage=int(Stage.FOSSILIZED), alpha=1.0)
+    again = plain_model(growing)
+    found = esper.slots(again, ROWS)
+    assert [(slot.path, slot.module) for slot in found.auto] == [("2", "ReLU"), ("5", "ReLU")]
+    assert found.parameters > esper.slots(mlp(), ROWS).parameters
+
+
+def test_many_blocks_are_thinned_out_evenly() -> None:
+    slots = [slot.path for slot in attach(GPT(16), "auto", SYMBOLS).slots]
+    assert slots == [f"h.{i}" for i in (0, 1, 3, 4, 5, 7, 8, 9, 11, 12, 13, 15)]
     assert len(slots) == MOST
 
 

@@ -65,7 +65,9 @@ def pick(model: nn.Module, seen: Probe, places: Places) -> list[str]:
         if path and id(first_tensor(seen.passes[1][model.get_submodule(path)].output)) not in outputs
         if fitting(shapes[path])
     ]
-    return _thinned(_stage_ends(ends, shapes))
+    # The end of a stage has the stage's name, layer1 for layer1.2; a block among blocks has its own.
+    named = [places.outer.get(path, path) if _is_map(shapes[path]) else path for path in _stage_ends(ends, shapes)]
+    return _thinned(named)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +97,8 @@ def _elements(model: nn.Module, seen: Probe, places: Places) -> Iterator[_Elemen
             if calls == 0:  # a list of modules
                 walk(core, inner)
             elif calls == 1 and (single or _is_block(core, seen, classes, outputs)):
-                named = places.outer.get(inner, inner)
-                found[child] = _Element(
-                    named if named in places.shapes else "", type(core), not single, _has_weights(core)
-                )
+                usable = inner if inner in places.shapes else ""
+                found[child] = _Element(usable, type(core), not single, _has_weights(core))
             elif calls == 1:
                 walk(core, inner)
 
@@ -162,11 +162,13 @@ def _hidden_layers(elements: Sequence[_Element], shapes: Mapping[str, SlotShape]
 def _stage_ends(paths: Sequence[str], shapes: Mapping[str, SlotShape]) -> list[str]:
     """Of maps, the last of each run of one shape; of everything else, all."""
     repeated = {
-        path
-        for path, following in pairwise(paths)
-        if shapes[path] == shapes[following] and shapes[path].layout in ("conv1d", "conv2d")
+        path for path, following in pairwise(paths) if shapes[path] == shapes[following] and _is_map(shapes[path])
     }
     return [path for path in paths if path not in repeated]
+
+
+def _is_map(shape: SlotShape) -> bool:
+    return shape.layout in ("conv1d", "conv2d")
 
 
 def _thinned(paths: Sequence[str]) -> list[str]:

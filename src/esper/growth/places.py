@@ -25,7 +25,7 @@ class Place(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Places:
-    """The modules of a model in the order in which they finish; of a Sequential and its last layer, the Sequential."""
+    """The modules of a model in the order in which they finish."""
 
     shapes: dict[str, SlotShape]
     refused: dict[str, str]
@@ -50,7 +50,6 @@ def find_places(model: nn.Module, seen: Probe, layouts: Mapping[str, str]) -> Pl
         made = id(first_tensor(seen.passes[1][module].output))
         inner = listed.get(made, "")
         if isinstance(module, nn.Sequential) and inner.startswith(f"{path}."):
-            del found.shapes[inner]
             same = [old for old, outer in found.outer.items() if outer == inner]
             found.outer.update(dict.fromkeys([inner, *same], path))
         found.shapes[path], listed[made] = shape, path

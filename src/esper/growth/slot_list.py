@@ -17,6 +17,7 @@ from esper.growth.attach import check_model
 from esper.growth.auto_slots import AUTO, pick
 from esper.growth.blueprints import SlotShape, fitting
 from esper.growth.export import flops_per_example
+from esper.growth.graft import Grafted
 from esper.growth.places import find_places
 from esper.growth.probe import AttachError, probe
 from esper.growth.seed import Seed, parameter_count
@@ -133,7 +134,7 @@ def slots(
 ) -> SlotList:
     """Where `model` could grow, as a table that prints; the arguments are as in `esper.attach`.
 
-    A Sequential and its last layer are one place, which has the name of the Sequential.
+    A Sequential and its last layer are one place, and one of them is listed.
     """
     if not isinstance(model, nn.Module):
         raise AttachError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
@@ -141,20 +142,22 @@ def slots(
     check_model(model)
     seen = probe(model, example)
     places = find_places(model, seen, layouts or {})
-    shapes = {path: shape for path, shape in places.shapes.items() if fitting(shape)}
-    may_read, refused = visible_slots(model, example, shapes, seen, visibility) if shapes else ({}, {})
     chosen = set(pick(model, seen, places))
+    hidden = {outer if inner in chosen else inner: inner for inner, outer in places.outer.items()}
+    shapes = {path: shape for path, shape in places.shapes.items() if fitting(shape) and path not in hidden}
+    may_read, refused = visible_slots(model, example, shapes, seen, visibility) if shapes else ({}, {})
     found = [
         FoundSlot(
             path=path,
-            module=type(model.get_submodule(path)).__name__,
+            module=_class_of(model.get_submodule(path)),
             shape=replace(shapes[path], visibility=may_read[path]),
             auto=path in chosen,
         )
         for path in shapes
         if path in may_read
     ]
-    same = {inner: f"slot {inner!r} gives the same tensor as {outer!r}" for inner, outer in places.outer.items()}
+    other = {path: places.outer[inner] if path == inner else inner for path, inner in hidden.items()}
+    same = {path: f"slot {path!r} gives the same tensor as {listed!r}" for path, listed in other.items()}
     return SlotList(
         model=type(model).__name__,
         parameters=sum(parameter.numel() for parameter in model.parameters()),
@@ -214,6 +217,11 @@ def _row(name: str, group: Sequence[FoundSlot]) -> tuple[str, ...]:
     count = f" (×{len(group)})" if len(group) > 1 else ""
     sees = "–" if first.shape.layout == "dense" else first.shape.visibility
     return ("●" if first.auto else "", name + count, first.module, str(first.shape), sees)
+
+
+def _class_of(module: nn.Module) -> str:
+    """Where something has grown, the host's module and no more."""
+    return type(module.host if isinstance(module, Grafted) else module).__name__
 
 
 def _kind(shape: SlotShape) -> str:
