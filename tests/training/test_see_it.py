@@ -354,6 +354,15 @@ def test_ctrl_c_keeps_what_is_there_and_a_checkpoint_goes_on(tmp_path: Path) -> 
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize("terminal", [True, False])
+def test_ctrl_c_at_a_terminal_is_answered_at_once(
+    terminal: bool, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(os, "isatty", lambda stream: terminal)
+    grow(on_epoch=lambda record, control: os.kill(os.getpid(), signal.SIGINT))
+    assert ("Ctrl-C once more stops at once" in capfd.readouterr().err) is terminal
+
+
 def test_a_killed_run_with_patience_and_best_epoch_goes_on_exactly(tmp_path: Path) -> None:
     """In a process of its own, which gets no chance to tidy up."""
     settings: dict[str, Any] = {"slots": "auto", "epochs": 40, "control": True, "patience": 6, "keep_best": True}

@@ -45,7 +45,7 @@ from esper.training.own.metric import Metric, Scale
 from esper.training.own.objective import fit_objective, integers_are_classes
 from esper.training.own.optimizer import check_optimizer
 from esper.training.own.remarks import outlook, warn_user
-from esper.training.own.run import Ending, Grown, finish_growth
+from esper.training.own.run import Grown, Trained, finish_growth
 from esper.training.own.stepper import Stepper
 
 
@@ -211,8 +211,8 @@ class Growth(Stepper):
         model = self.learner.model
         modes = {module: module.training for module in model.host.modules()}
         try:
-            ending = Ending(self.untrained, tuple(self.records), interrupted=not self.over)
-            return finish_growth([self.learner], self._outlook, ending, self._example, None)
+            trained = Trained(self.untrained, tuple(self.records), interrupted=not self.over)
+            return finish_growth([self.learner], self._outlook, trained, self._example, None)
         finally:
             model.detach().zero_grad(set_to_none=True)
             for module, training in modes.items():

@@ -120,7 +120,7 @@ class Grown:
 
 
 @dataclass(frozen=True, slots=True)
-class Ending:
+class Trained:
     """A run whose training is over."""
 
     untrained: Evaluation
@@ -178,23 +178,21 @@ def run_growth(
         stepper.close()
     interrupted = not growing.over and not best[0].exhausted(patience)
     kept_epochs = [tracked.restore() for tracked in best]
-    ending = Ending(
+    trained = Trained(
         untrained=growing.untrained,
         records=tuple(growing.records),
         control=tuple(record.measured.accuracy for record in steppers[1].records) if len(steppers) > 1 else (),
         kept=kept_epochs[0],
         interrupted=interrupted,
     )
-    remarks = _ending_remarks(ending, epochs, patience, tested=test is not None, goes_on=checkpoint is not None)
-    return finish_growth(learners, before, ending, example, test, remarks)
+    why_ended = _why_ended(trained, epochs, patience, tested=test is not None, goes_on=checkpoint is not None)
+    return finish_growth(learners, before, trained, example, test, why_ended)
 
 
-def _ending_remarks(
-    ending: Ending, epochs: int, patience: int | None, *, tested: bool, goes_on: bool
-) -> tuple[str, ...]:
+def _why_ended(trained: Trained, epochs: int, patience: int | None, *, tested: bool, goes_on: bool) -> tuple[str, ...]:
     """Why a run ended before its last epoch, and which of its networks is kept."""
-    found, made = [], len(ending.records)
-    if ending.interrupted:
+    found, made = [], len(trained.records)
+    if trained.interrupted:
         more = "; the same call goes on from there" if goes_on else ""
         found.append(f"The run was interrupted after {made} of {epochs} epochs; what was grown so far is kept{more}.")
     elif made < epochs:
@@ -202,12 +200,12 @@ def _ending_remarks(
             f"The run ended after {made} of {epochs} epochs: {patience} in a row had no better validation accuracy "
             "(patience)."
         )
-    if ending.kept is not None:
+    if trained.kept is not None:
         honest = "" if tested else "; pass test_data= for a figure by which nothing was chosen"
-        after = ending.records[ending.kept :]
+        after = trained.records[trained.kept :]
         later = any(change.target is Stage.GERMINATED for record in after for change in record.transitions)
         found.append(
-            f"Kept is the network after epoch {ending.kept} of {made}, which had the best validation accuracy "
+            f"Kept is the network after epoch {trained.kept} of {made}, which had the best validation accuracy "
             f"(keep_best){', without what was planted later' * later}. That figure, the best of {made}, is "
             f"optimistic{honest}."
         )
@@ -247,7 +245,7 @@ def _remedy(model: nn.Module) -> str:
 def finish_growth(
     learners: list[Learner],
     before: Outlook,
-    ending: Ending,
+    trained: Trained,
     example: Any,
     test: Callable[[], Iterable[Batch]] | None,
     why_ended: tuple[str, ...] = (),
@@ -263,15 +261,15 @@ def finish_growth(
         controller=before.controller.name,
         slots=tuple(slot.path for slot in model.slots),
         host_parameters=model.host_parameters,
-        records=ending.records,
+        records=trained.records,
         settled=tuple(settled),
         rent=before.rent,
         values=values,
         shapes=tuple(slot.shape for slot in model.slots),
         host_flops=host_flops,
-        untrained=ending.untrained.accuracy,
-        control=ending.control,
-        kept=ending.kept,
+        untrained=trained.untrained.accuracy,
+        control=trained.control,
+        kept=trained.kept,
     )
     held_out = [_evaluate(learner, test) for learner in learners] if test else []
     targets = Targets(grown.feed.validation, before)
@@ -284,9 +282,9 @@ def finish_growth(
         test=held_out[0] if held_out else None,
         control=(held_out or validation)[1] if len(learners) > 1 else None,
         example=example,
-        interrupted=ending.interrupted,
+        interrupted=trained.interrupted,
         remarks=(
-            *remarks(before, history, validation[0].accuracy, ending.untrained.accuracy, targets),
+            *remarks(before, history, validation[0].accuracy, trained.untrained.accuracy, targets),
             *why_ended,
             *problem,
             *uncounted,
