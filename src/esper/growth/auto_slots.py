@@ -14,15 +14,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import islice, pairwise
 from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from esper.growth.blueprints import SlotShape, Visibility, fitting
-from esper.growth.graft import Grafted, first_tensor
-from esper.growth.places import Places, find_places, outputs_of
+from esper.growth.graft import first_tensor
+from esper.growth.places import Places, find_places, host_children, host_modules, host_of, outputs_of
 from esper.growth.probe import AttachError, Probe
 from esper.growth.visibility import visible_slots
 
@@ -84,25 +84,24 @@ class _Element:
 def _elements(model: nn.Module, seen: Probe, places: Places) -> Iterator[_Element]:
     """In the order in which they finish."""
     order = {module: place for place, module in enumerate(seen.passes[1])}
-    classes = Counter(type(module) for module in order)
+    classes = Counter(type(module) for module in set(host_modules(model)) if module in order)
     outputs = outputs_of(model, seen)
     found: dict[nn.Module, _Element] = {}
 
     def walk(module: nn.Module, path: str) -> None:
-        for name, child in module.named_children():
+        for name, child in host_children(module):
             inner = f"{path}.{name}" if path else name
-            core = child.host if isinstance(child, Grafted) else child
             calls = seen.counts[child]
-            single = not any(seen.counts[part] for part in core.modules() if part is not core)
+            single = not any(seen.counts[part] for part in islice(host_modules(child), 1, None))
             if calls == 0:  # a list of modules
-                walk(core, inner)
-            elif calls == 1 and (single or _is_block(core, seen, classes, outputs)):
+                walk(child, inner)
+            elif calls == 1 and (single or _is_block(child, seen, classes, outputs)):
                 usable = inner if inner in places.shapes else ""
-                found[child] = _Element(usable, type(core), not single, _has_weights(core))
+                found[child] = _Element(usable, type(host_of(child)), not single, _has_weights(child))
             elif calls == 1:
-                walk(core, inner)
+                walk(child, inner)
 
-    walk(model.host if isinstance(model, Grafted) else model, "")
+    walk(model, "")
     for module in sorted(found, key=order.__getitem__):
         yield found[module]
 
@@ -114,11 +113,11 @@ def _is_block(module: nn.Module, seen: Probe, classes: Counter[type], outputs: s
     """A module that is one link, whatever is inside: one of several alike, or one that gives what it takes."""
     call = seen.passes[1][module]
     output = first_tensor(call.output)
-    if isinstance(module, _CONTAINERS) or not isinstance(output, Tensor) or id(output) in outputs:
+    if isinstance(host_of(module), _CONTAINERS) or not isinstance(output, Tensor) or id(output) in outputs:
         return False
     if not _has_weights(module):
         return False
-    if classes[type(module)] > 1:
+    if classes[type(host_of(module))] > 1:
         return True
     first = next((value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)), None)
     return first is not None and first.shape == output.shape and not _has_blocks(module, seen, classes)
@@ -127,9 +126,11 @@ def _is_block(module: nn.Module, seen: Probe, classes: Counter[type], outputs: s
 def _has_blocks(module: nn.Module, seen: Probe, classes: Counter[type]) -> bool:
     """Whether modules that are several of a kind, with layers inside, are in it, as in nn.TransformerEncoder."""
     return any(
-        classes[type(part)] > 1 and not isinstance(part, _CONTAINERS) and any(seen.counts[m] for m in part.children())
-        for part in module.modules()
-        if part is not module and seen.counts[part]
+        classes[type(part)] > 1
+        and not isinstance(part, _CONTAINERS)
+        and any(seen.counts[child] for _, child in host_children(part))
+        for part in islice(host_modules(module), 1, None)
+        if seen.counts[part]
     )
 
 
@@ -137,7 +138,7 @@ def _has_weights(module: nn.Module) -> bool:
     """Matrices or filters, not only the vectors of a norm; a table of embeddings is no layer."""
     return any(
         parameter.dim() > 1
-        for part in module.modules()
+        for part in host_modules(module)
         if not isinstance(part, nn.Embedding | nn.EmbeddingBag)
         for parameter in part.parameters(recurse=False)
     )

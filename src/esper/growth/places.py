@@ -67,6 +67,23 @@ def module_names(module: nn.Module, path: str = "") -> Iterator[str]:
             yield from module_names(child, f"{path}.{name}" if path else name)
 
 
+def host_of(module: nn.Module) -> nn.Module:
+    """The module without what grew at its output."""
+    return module.host if isinstance(module, Grafted) else module
+
+
+def host_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
+    """Its parts by name, as the host has them."""
+    return list(host_of(module).named_children())
+
+
+def host_modules(module: nn.Module) -> Iterator[nn.Module]:
+    """It and all modules inside of it, without what grew there."""
+    yield host_of(module)
+    for _, child in host_children(module):
+        yield from host_modules(child)
+
+
 def outputs_of(model: nn.Module, seen: Probe) -> set[int]:
     """The tensors that the model itself gives, by identity."""
     output = seen.passes[1][model].output

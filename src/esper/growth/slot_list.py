@@ -17,8 +17,7 @@ from esper.growth.attach import check_model
 from esper.growth.auto_slots import AUTO, pick
 from esper.growth.blueprints import SlotShape, fitting
 from esper.growth.export import flops_per_example
-from esper.growth.graft import Grafted
-from esper.growth.places import find_places
+from esper.growth.places import find_places, host_of
 from esper.growth.probe import AttachError, probe
 from esper.growth.seed import Seed, parameter_count
 from esper.growth.slot import preserved_rng
@@ -149,7 +148,7 @@ def slots(
     found = [
         FoundSlot(
             path=path,
-            module=_class_of(model.get_submodule(path)),
+            module=type(host_of(model.get_submodule(path))).__name__,
             shape=replace(shapes[path], visibility=may_read[path]),
             auto=path in chosen,
         )
@@ -217,11 +216,6 @@ def _row(name: str, group: Sequence[FoundSlot]) -> tuple[str, ...]:
     count = f" (×{len(group)})" if len(group) > 1 else ""
     sees = "–" if first.shape.layout == "dense" else first.shape.visibility
     return ("●" if first.auto else "", name + count, first.module, str(first.shape), sees)
-
-
-def _class_of(module: nn.Module) -> str:
-    """Where something has grown, the host's module and no more."""
-    return type(module.host if isinstance(module, Grafted) else module).__name__
 
 
 def _kind(shape: SlotShape) -> str:

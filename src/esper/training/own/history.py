@@ -112,7 +112,7 @@ class History:
             "host_flops_per_example": self.host_flops,
             "rent": self.rent,
             "untrained_accuracy": _plain(self.untrained),
-            "control_accuracies": _plain(self.control),
+            "control": _plain(self.control),
             "kept_epochs": len(self.told),
             "epochs": [
                 {**_record_json(record), "flops_per_example": flops}
