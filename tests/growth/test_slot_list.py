@@ -382,6 +382,29 @@ def test_html_is_escaped() -> None:
     assert html.count("<table>") == html.count("</table>") == 2
 
 
+@pytest.mark.parametrize(
+    ("model", "example", "line"),
+    [
+        ([nn.Linear(4, 3)], ROWS, "the model must be a torch.nn.Module, not list"),
+        (nn.ReLU(), ROWS, "the model has no parameters"),
+        (nn.Linear(4, 3), torch.randn(2, 5), "Linear does not accept the example batch"),
+        (nn.Linear(4, 3), torch.randn(0, 4), "at least one tensor with at least one row"),
+        (nn.Linear(4, 3), None, "at least one tensor with at least one row"),
+    ],
+)
+def test_what_cannot_be_looked_at_is_one_line(model: Any, example: Any, line: str) -> None:
+    with pytest.raises(AttachError, match=line) as said:
+        esper.slots(model, example)
+    assert "\n" not in str(said.value)
+
+
+def test_a_word_that_is_no_list_is_refused() -> None:
+    with pytest.raises(AttachError, match=r"^slots must be a list of module paths, such as \['Auto'\], or 'auto'$"):
+        attach(mlp(), "Auto", ROWS)
+    with pytest.raises(AttachError, match="no slots were named"):
+        attach(mlp(), esper.slots(mlp(), ROWS)[:0], ROWS)
+
+
 def test_the_model_is_left_as_it_was() -> None:
     model = ResNet(1).train()
     before = {name: value.clone() for name, value in model.state_dict().items()}

@@ -87,7 +87,8 @@ class SlotList(Sequence[FoundSlot]):
         if isinstance(key, str):  # as in `slots=`: `*` stands for one part of a path
             chosen = [s for s in self.slots if s.path.count(".") == key.count(".") and fnmatch.fnmatchcase(s.path, key)]
             if not chosen:
-                raise KeyError(f"{key!r} is none of these slots" + (f": {self.refused.get(key, '')}".rstrip(": ")))
+                why = f": {self.refused[key]}" if key in self.refused else ""
+                raise KeyError(f"{key!r} is none of these slots{why}")
             return replace(self, slots=tuple(chosen))
         return replace(self, slots=self.slots[key]) if isinstance(key, slice) else self.slots[key]
 
@@ -106,7 +107,7 @@ class SlotList(Sequence[FoundSlot]):
     def _report(self) -> Report:
         title = (
             f"{self.model}: {self.parameters:,} parameters, {quantity(self.flops)} FLOPs per example; "
-            f"{len(self.slots)} slots"
+            f"{len(self.slots)} slot{'s' * (len(self.slots) != 1)}"
         )
         note = f"● are those of slots={AUTO!r}; {len(self.refused)} other modules are none (`.refused` says why)"
         headings = ("", "slot", "module", "shape", "sees")
