@@ -190,7 +190,7 @@ def page(learned: dict[int, Episode], none: dict[int, Episode], command: str, do
     for i, (title, number) in enumerate(examples(learned, none).items(), 1):
         episode, curve = learned[number], [record.measured.accuracy for record in none[number].history.records]
         picture = f"{episode.kind}, draw {number} (meant: {episode.draw.facts['answer']})"
-        plot_history(images / f"behaviour_example_{i}.png", episode.history, curve, picture)
+        plot_history(images / f"behaviour_example_{i}.png", replace(episode.history, control=tuple(curve)), picture)
         shown += ["", f"### {title}", "", f"![{title}](images/behaviour_example_{i}.png)", ""]
         shown += story(number, episode, none[number])
     title = ["# What the learned controller does", "", f"Written by `{command}`; do not edit.", ""]

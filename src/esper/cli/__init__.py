@@ -122,6 +122,11 @@ def _parse(name: str, words: list[str]) -> Command:
     kind: Any = importlib.import_module(f"esper.cli.{name.replace('-', '_')}").COMMAND
     file, words = _take(words, "--config")
     data, words = _in_full({} if file is None else read_table(Path(file)), words, getattr(kind, "SHORT", {}))
+    for option in getattr(kind, "SHELL_ONLY", ()):
+        if isinstance(data, dict) and option in data:
+            raise ValueError(
+                f"{file}: {option} names code that is run: give it as --{option}, not in a file of settings"
+            )
     given = {option: _take(words, f"--{option}")[0] or _text(data, option) for option in ("preset", "resume")}
     default = kind.base(**given) if getattr(kind, "base", None) else kind(**dict.fromkeys(required(kind), tyro.MISSING))
     default = settings_from(data, kind, str(file), default=default)

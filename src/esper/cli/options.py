@@ -57,6 +57,7 @@ RANGES: dict[str, Count | Range] = {
     "episodes": Count(1, 1_000_000),
     "max_seeds": Count(0, 1_000_000),
     "param_budget": Count(1, 10**15),
+    "patience": Count(1, 1_000_000),
     "workers": Count(1, 1_024),
     "balance": SHARE,
     "conservative": WEIGHT,
@@ -71,9 +72,9 @@ RANGES: dict[str, Count | Range] = {
 """By option, whatever the command. A test fails for a number that has no range."""
 
 FILES = ("text_file", "path")
-OUTPUTS = ("out", "run_dir", "profile", "json")
+OUTPUTS = ("out", "run_dir", "profile", "json", "checkpoint")
 """Where results go."""
-FOLDERS = ("data_dir", "resume", "recording")
+FOLDERS = ("data_dir", "resume", "recording", "checkpoint")
 EITHER = ("folder", "controller", "init")
 READ_IN_FOLDERS = ("config.json", "run.sqlite", "checkpoints/*.safetensors", "episodes-*.safetensors")
 """Of a run or a recording."""

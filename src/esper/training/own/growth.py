@@ -24,7 +24,8 @@ from esper.engine.learner import Learner
 from esper.engine.measure import Loss
 from esper.engine.optimizer import GrowingOptimizer
 from esper.env.rent import RENT_RATE, check_rent
-from esper.growth.attach import attach, check_model
+from esper.growth.attach import SlotChoice, attach, check_model
+from esper.growth.auto_slots import AUTO
 from esper.growth.plain import check_exportable
 from esper.lifecycle import Rules
 from esper.policy.controller import Controller
@@ -44,7 +45,7 @@ from esper.training.own.metric import Metric, Scale
 from esper.training.own.objective import fit_objective, integers_are_classes
 from esper.training.own.optimizer import check_optimizer
 from esper.training.own.remarks import outlook, warn_user
-from esper.training.own.run import Grown, finish_growth
+from esper.training.own.run import Grown, Trained, finish_growth
 from esper.training.own.stepper import Stepper
 
 
@@ -59,7 +60,7 @@ class Growth(Stepper):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        slots: Sequence[str],
+        slots: SlotChoice = AUTO,
         validate: Data,
         epochs: int,
         controller: str | Path | Controller = DEFAULT_CONTROLLER,
@@ -106,6 +107,7 @@ class Growth(Stepper):
             check_rent(rent),
             constant=objective.constant,
             ignored=objective.ignored,
+            auto=isinstance(slots, str),
         )
         for remark in self._outlook.remarks:
             warn_user(remark)
@@ -209,7 +211,8 @@ class Growth(Stepper):
         model = self.learner.model
         modes = {module: module.training for module in model.host.modules()}
         try:
-            return finish_growth([self.learner], self._outlook, self.untrained, self.records, self._example, None)
+            trained = Trained(self.untrained, tuple(self.records), interrupted=not self.over)
+            return finish_growth([self.learner], self._outlook, trained, self._example, None)
         finally:
             model.detach().zero_grad(set_to_none=True)
             for module, training in modes.items():

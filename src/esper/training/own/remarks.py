@@ -61,6 +61,8 @@ class Outlook:
     """(slot, blueprint): what fits and could be planted in the network as it is now."""
     why_nothing_can_grow: str
     """Empty where something can."""
+    notes: tuple[str, ...] = ()
+    """Remarks about what was chosen for the user: no reason for a warning."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -81,11 +83,15 @@ def outlook(
     *,
     constant: Constant | None,
     ignored: int = IGNORED,
+    auto: bool = False,
 ) -> Outlook:
+    """`auto`: the slots were chosen by rule, and a note says which."""
     affordable = tuple((slot.path, name) for slot in model.slots for name in sorted(model.growable(slot)))
     wanted = not isinstance(controller, NoGrowth)
     why = _why_nothing_can_grow(model, epochs) if wanted else ""
-    return Outlook(controller, epochs, rent, constant, ignored, affordable, why)
+    chosen = ", ".join(slot.path for slot in model.slots)
+    notes = (f"slots='auto' chose {chosen}; esper.slots(model, example) lists all that can be.",) if auto else ()
+    return Outlook(controller, epochs, rent, constant, ignored, affordable, why, notes)
 
 
 def is_learned(controller: Controller) -> bool:
@@ -157,14 +163,15 @@ class Targets:
 def remarks(before: Outlook, history: History, accuracy: float, untrained: float, targets: Targets) -> tuple[str, ...]:
     """All remarks about a run that has ended with this validation accuracy."""
     if isinstance(before.controller, NoGrowth) or before.why_nothing_can_grow:  # meant to be so, or said already
-        return before.remarks
+        return before.notes + before.remarks
     stories = history.seeds()
-    found = [] if stories else [_why_nothing_was_grown(before, history.records)]
+    waited = all(record.effect.action.op is not Op.GERMINATE or not record.effect.changed for record in history.records)
+    found = [_why_nothing_was_grown(before, history.records)] if waited else []
     planted = {(story.slot, story.blueprint) for story in stories}
     untried = [pair for pair in before.affordable if pair not in planted]
     if untried and len(history.records) == before.epochs:  # a run that was stopped may not have got that far
         found.append(_ended_at_chance(before, accuracy, untrained, targets, untried))
-    return (*before.remarks, *(remark for remark in found if remark))
+    return (*before.notes, *before.remarks, *(remark for remark in found if remark))
 
 
 def _why_nothing_was_grown(before: Outlook, records: Sequence[EpochRecord]) -> str:
