@@ -31,11 +31,11 @@ WORK = (
     "cli.offline.iql",
     "training.comparison.compare",
     "training.evaluation.record_job",
-    "training.fleet.start_workers",
     "training.loop.Trainer.run",
     "training.own.grow.run_growth",
     "training.tuning.run_jobs",
-    "training.workers.in_processes",
+    "training.pools.run_each",
+    "training.workers.start_workers",
 )
 """What a refused command never begins."""
 

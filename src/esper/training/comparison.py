@@ -29,6 +29,7 @@ from esper.training.controls import (
     static_widths,
 )
 from esper.training.evaluation import Job, batch_size, jobs_for, run_jobs
+from esper.training.pools import Executor
 from esper.training.results import PASSES, EpisodeResult, Results
 from esper.training.statistics import (
     Estimate,
@@ -113,6 +114,7 @@ def compare(
     controls: bool = True,
     scratch_of: str | None = None,
     workers: int = 1,
+    executor: Executor | None = None,
     device: torch.device | str = "cpu",
     engine: EngineName | None = None,
     rent: float = RENT_RATE,
@@ -122,7 +124,8 @@ def compare(
     """Run the controllers on held-out draws, then the controls that their results call for.
 
     `scratch_of`: whose networks are trained from scratch; the default is the best growing controller's. `engine` trains
-    the networks that controllers grow; None is the per-network one of the device, as for controls.
+    the networks that controllers grow; None is the per-network one of the device, as for controls. `executor` works in
+    place of `workers` processes of this machine.
     """
     started = time.perf_counter()
     expected = len(numbers) * (len(controllers) + (CONTROLS_EXPECTED if controls else 0))
@@ -130,7 +133,7 @@ def compare(
     made = {label: make_controller(who) if isinstance(who, str) else who for label, who in controllers.items()}
     batch = batch_size(engine, len(numbers), device)
     jobs = jobs_for(family, controllers, numbers, batch=batch, engine=engine, rent=rent)
-    results = run_jobs(jobs, workers=workers, device=device, progress=meter.note, stop=stop)
+    results = run_jobs(jobs, workers=workers, executor=executor, device=device, progress=meter.note, stop=stop)
     found = Comparison(
         family=family if isinstance(family, str) else family.name,
         numbers=tuple(numbers),
@@ -143,7 +146,7 @@ def compare(
         plans, known = _plan(found)
         jobs = control_jobs(family, plans, known)
         meter.total, meter.phase = meter.done + len(jobs), "static controls"
-        ran = run_jobs(jobs, workers=workers, device=device, progress=meter.note, stop=stop)
+        ran = run_jobs(jobs, workers=workers, executor=executor, device=device, progress=meter.note, stop=stop)
         found = replace(found, controls=gather_controls(plans, ran, known, _reference(found), rent))
     return replace(found, interrupted=stop(), seconds=time.perf_counter() - started)
 

@@ -15,7 +15,7 @@ from esper.tasks.family import Family
 from esper.tasks.joining import Groups, join_groups
 from esper.tasks.stacking import is_made_on_device, stacked_problems
 from esper.training.shared_memory import Shared, SharedMemory
-from esper.training.workers import as_they_finish, start_workers
+from esper.training.workers import ProcessPool
 
 CHUNK = 64
 """Draws of one job: some dozens of megabytes."""
@@ -39,7 +39,7 @@ class DrawAhead:
 
     def __init__(self, family: Family, workers: int) -> None:
         self._family = family
-        self._crew = start_workers([_Drawer(family)] * workers)
+        self._pool = ProcessPool(_Drawer(family), workers)
         self._thread = ThreadPoolExecutor(1, "draw-ahead")
         self._ahead: dict[_Key, Future[list[Groups]]] = {}
         self._closed = False
@@ -75,23 +75,17 @@ class DrawAhead:
     def close(self) -> None:
         self._closed = True
         self._thread.shutdown(cancel_futures=True)
-        self._dismiss()
-
-    def _dismiss(self) -> None:
-        for worker in self._crew:
-            worker.close()
+        self._pool.close()
 
     def _draw(self, key: _Key) -> list[Groups]:
         draws, held_out = key
         jobs = [(draws[start : start + CHUNK], held_out) for start in range(0, len(draws), CHUNK)]
         made: dict[int, Groups] = {}
         try:
-            for index, shared in as_they_finish(self._crew, jobs, stop=lambda: self._closed):
+            for index, shared in self._pool.as_they_finish(jobs, stop=lambda: self._closed):
                 made[index] = shared.open()  # before its worker gets another job
         except BaseException as error:
-            # What the others still work on would be taken for the answers to the next draws.
             self._closed, self._trouble = True, error
-            self._dismiss()
             raise
         if len(made) < len(jobs):
             raise RuntimeError("the processes that draw problems were ended") from self._trouble

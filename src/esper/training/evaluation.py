@@ -22,12 +22,13 @@ from esper.env.rent import RENT_RATE
 from esper.env.stacked_env import StackedEnv
 from esper.policy.controller import Controller
 from esper.rollout.episodes import Episodes
-from esper.rollout.play import ControllerActor, StoppedError, play
+from esper.rollout.play import ControllerActor, play
 from esper.tasks.family import Family, get_family
 from esper.training.catalogue import make_controller
 from esper.training.engines import make_env, parts_of, per_network, stack_size
+from esper.training.pools import Executor, InProcess, never, run_each
 from esper.training.results import EpisodeResult, Results, result_of_learner, results_of_stacks
-from esper.training.workers import in_processes
+from esper.training.workers import Processes
 
 BATCH = 4
 """Networks that train side by side in one process. Small, so that progress is seen often and workers end together."""
@@ -51,7 +52,7 @@ class Job:
     rent: float = RENT_RATE
 
     def play(
-        self, device: torch.device | str = "cpu", stop: Callable[[], bool] = lambda: False
+        self, device: torch.device | str = "cpu", stop: Callable[[], bool] = never
     ) -> tuple[Episodes, GrowthEnv | StackedEnv]:
         """The episodes, and the environment as they left it. They depend on the job alone, not on where it runs."""
         family = get_family(self.family) if isinstance(self.family, str) else self.family
@@ -96,36 +97,26 @@ def run_jobs(
     jobs: Sequence[Job],
     *,
     workers: int = 1,
+    executor: Executor | None = None,
     device: torch.device | str = "cpu",
     progress: Callable[[Job, list[EpisodeResult]], None] | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = never,
 ) -> Results:
-    """Run the jobs, in this process or in several. What was complete when `stop` said so is returned."""
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1, not {workers}")
+    """Run the jobs in so many processes, or wherever `executor` says; `device` is the one there. What was complete when
+    `stop` said so is returned."""
+    where = executor or Processes(workers)
     found: Results = {job.label: {} for job in jobs}
     work = partial(run_job, device=str(device))
-    finished = in_processes(work, jobs, workers, stop) if workers > 1 else _in_turn(jobs, device, stop)
-    for job, results in finished:
+    if executor is None and workers == 1:  # a job here can be stopped in its middle
+        where, work = InProcess(), partial(work, stop=stop)
+    for job, results in run_each(work, jobs, where, stop):
         found[job.label].update({result.number: result for result in results})
         if progress is not None:
             progress(job, results)
     return found
 
 
-def _in_turn(
-    jobs: Sequence[Job], device: torch.device | str, stop: Callable[[], bool]
-) -> Iterator[tuple[Job, list[EpisodeResult]]]:
-    for job in jobs:
-        try:
-            yield job, run_job(job, device, stop)
-        except StoppedError:
-            return
-
-
-def run_job(
-    job: Job, device: torch.device | str = "cpu", stop: Callable[[], bool] = lambda: False
-) -> list[EpisodeResult]:
+def run_job(job: Job, device: torch.device | str = "cpu", stop: Callable[[], bool] = never) -> list[EpisodeResult]:
     """Train the job's networks to their ends and judge them."""
     started = time.perf_counter()
     episodes, env = job.play(device, stop)

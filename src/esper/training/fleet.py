@@ -38,7 +38,8 @@ from esper.tasks.stacking import BatchedFamily
 from esper.telemetry.profiler import PhaseTimers
 from esper.training.drawing import DrawAhead
 from esper.training.engines import make_env, parts_of, per_network, stack_size
-from esper.training.workers import Worker, share_out, start_workers
+from esper.training.pools import Executor, InProcess
+from esper.training.workers import Processes
 
 log = logging.getLogger(__name__)
 
@@ -116,29 +117,29 @@ class Fleet:
         precision: Precision = Precision.FP32,
         compiled: bool = False,
         rent: Rent = RENT_RATE,
+        executor: Executor | None = None,
     ) -> None:
         """`engine`: None is the per-network one of the device. `drawers` are processes that draw problems ahead, where
-        this process plays stacks itself."""
-        if workers < 1:
-            raise ValueError(f"workers must be at least 1, not {workers}")
+        this process plays stacks itself. `executor` plays in place of `workers` processes of this machine; `device` is
+        that of whoever plays."""
+        here = Processes(workers)
         engine = engine or per_network(device)
         on_cpu = torch.device(device).type == "cpu"
         self._stacked = engine == "stacked"
         self._together = stack_size(size, device) if self._stacked else 1 if on_cpu else size
         """Episodes that are played side by side."""
-        if workers > 1 and not on_cpu:
+        if workers > 1 and not on_cpu and executor is None:
             log.warning("on a GPU one process plays all environments: of %d workers, none is started", workers)
         settings: dict[str, Any] = {"reward": reward, "slots": slots, "precision": precision}
         settings |= {"compiled": compiled, "rent": rent}
         workers = min(workers, -(-size // self._together))  # no more than there are jobs
-        local = workers == 1 or not on_cpu
+        local = executor is None and (workers == 1 or not on_cpu)
         draws_ahead = local and drawers > 0 and self._stacked and not isinstance(family, BatchedFamily)
         self._ahead = DrawAhead(family, drawers) if draws_ahead else None
         if self._ahead is not None:
             settings["source"] = self._ahead.problems
         player = PolicyPlayer(family, engine, device, **settings)
-        self._local = player if local else None
-        self._workers: list[Worker] = [] if local else start_workers([player] * workers)
+        self._pool = (InProcess() if local else executor or here).pool(player, workers)
         self._timers = PhaseTimers()
 
     def prepare(self, draws: Sequence[int]) -> None:
@@ -152,8 +153,7 @@ class Fleet:
     ) -> Episodes:
         """One episode of each draw, in their order, with a seed for each; without seeds the most probable actions."""
         jobs = list(self._jobs(policy, draws, held_out, seeds))
-        local = self._local
-        played = share_out(self._workers, jobs) if local is None else [local(job) for job in jobs]
+        played = self._pool.map(jobs)
         for one in played:
             for phase, seconds in one.seconds.items():
                 self._timers.seconds[phase] = self._timers.seconds.get(phase, 0.0) + seconds
@@ -175,8 +175,7 @@ class Fleet:
     def close(self) -> None:
         if self._ahead is not None:
             self._ahead.close()
-        for worker in self._workers:
-            worker.close()
+        self._pool.close()
 
 
 def seeds_for(seed: int, update: int, count: int) -> list[int]:
