@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 import tyro
@@ -46,6 +46,9 @@ from esper.training.progress import progress_of
 from esper.training.run_folder import RunFolder
 from esper.training.session import begin_session, duration_of
 from esper.training.train_config import PRESETS, TrainConfig
+
+if TYPE_CHECKING:
+    from esper.training.cluster import RayCluster
 
 CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "tensorboard", "wandb"}
 """A run may go on longer, its files may have moved, and others may watch; anything else would make it another run."""
@@ -122,7 +125,11 @@ class Train(ConfigOptions, TrainConfig):
         if self.resume is not None and trainer.folder is not None:
             trainer.folder.keep_config(trainer.config)  # the next resume goes on with these settings
         begin_session(trainer, store)
-        with interruptible() as interrupt, TrainWatch(console, trainer) as show, profiling(self.profile) as profile:
+        with (
+            interruptible() as interrupt,
+            TrainWatch(console, trainer, trainer.cluster) as show,
+            profiling(self.profile) as profile,
+        ):
 
             def on_update(report: UpdateReport) -> None:
                 show(report)
@@ -281,8 +288,9 @@ class TrainWatch(Watch):
 
     ROWS = 8
 
-    def __init__(self, console: Console, trainer: Trainer) -> None:
+    def __init__(self, console: Console, trainer: Trainer, cluster: RayCluster | None = None) -> None:
         super().__init__(console, f"update {trainer.update + 1} of {trainer.config.updates} …")
+        self.cluster = cluster
         self.trainer, self.started, self.first = trainer, time.perf_counter(), trainer.update
         self.reports: list[UpdateReport] = []
 
@@ -299,11 +307,11 @@ class TrainWatch(Watch):
             self.live.update(self._table())
         else:
             cells = ", ".join(f"{name} {value}" for name, value in _cells(report).items())
-            self.console.print(f"{cells}, {_rate(report)}{self._left()} left{self._nodes()}", soft_wrap=True)
+            nodes = f"; {self._nodes()}" if self.cluster is not None else ""
+            self.console.print(f"{cells}, {_rate(report)}{self._left()} left{nodes}", soft_wrap=True)
 
     def _nodes(self) -> str:
-        cluster = self.trainer.cluster
-        return "" if cluster is None else f"; {cluster.members.progress()}"
+        return "" if self.cluster is None else self.cluster.members.progress()
 
     def _left(self) -> str:
         done = self.reports[-1].update - self.first

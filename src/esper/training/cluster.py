@@ -98,8 +98,7 @@ def _check_that_it_answers(address: str) -> None:
 def _silence() -> None:
     """Ray prints pages about lost nodes to the standard output, which may be JSON; the lines here say the same."""
     worker: Any = import_module("ray._private.worker")
-    if hasattr(worker, "print_to_stdstream"):
-        worker.print_to_stdstream = lambda *given, **named: None
+    worker.print_to_stdstream = lambda *given, **named: None
 
 
 @contextmanager

@@ -107,12 +107,16 @@ def last_lines(path: str, most: int = 4_000) -> str:
         return ""
 
 
+def _itself(tensor: torch.Tensor) -> torch.Tensor:
+    return tensor
+
+
 class _ToCpu(pickle.Pickler):
     """The driver may have no GPU."""
 
     def reducer_override(self, value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.device.type != "cpu":
-            return value.cpu().__reduce_ex__(pickle.DEFAULT_PROTOCOL)
+            return _itself, (value.cpu(),)
         return NotImplemented
 
 

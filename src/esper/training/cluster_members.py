@@ -168,14 +168,9 @@ class Members:
             self._waiting_since = time.monotonic()
         elif time.monotonic() - self._waiting_since > PATIENCE_SECONDS:
             self._waiting_since = time.monotonic()
-            what = (
-                "actors do not start: its cores may be in use" if self._members else f"no node has a free {self._unit}"
-            )
+            missing = f"no node has a {'core and 1 GB of memory' if self.actors == 'cpu' else 'GPU'} for an actor"
+            what = "its actors do not start, others may be using its cores" if self._members else missing
             self.note(f"waiting for the cluster: {what}", "warning")
-
-    @property
-    def _unit(self) -> str:
-        return "core and 1 GB of memory" if self.actors == "cpu" else "GPU"
 
     # -- what they do --------------------------------------------------------------------------------------------------
 

@@ -27,7 +27,9 @@ POLL_SECONDS = 0.2
 MOST_ATTEMPTS = 3
 """How often a job may end its actor. A job that was lost with its whole node does not count."""
 SLOW = 2.0
-"""A job is played a second time once it has taken this many times the median."""
+"""A job is played a second time once it has taken this many times the median,"""
+SLOW_SECONDS = 1.0
+"""and at least this long."""
 
 
 class Ticket(NamedTuple):
@@ -93,7 +95,7 @@ class RayPool(Pool):
 
     def slow_after(self) -> float:
         """Seconds."""
-        return SLOW * median(self._seconds) if self._seconds else float("inf")
+        return max(SLOW_SECONDS, SLOW * median(self._seconds)) if self._seconds else float("inf")
 
     def _put(self, value: bytes) -> Any:
         self.members.shared += len(value)

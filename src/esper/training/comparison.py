@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,7 @@ from esper.training.controls import (
     gather_controls,
     static_widths,
 )
-from esper.training.evaluation import Job, batch_size, jobs_for, run_jobs
+from esper.training.evaluation import Job, PackedController, batch_size, jobs_for, run_jobs
 from esper.training.pools import Executor
 from esper.training.results import PASSES, EpisodeResult, Results
 from esper.training.statistics import (
@@ -131,8 +132,9 @@ def compare(
     expected = len(numbers) * (len(controllers) + (CONTROLS_EXPECTED if controls else 0))
     meter = _Meter(progress or (lambda done, total, what: None), expected)
     made = {label: make_controller(who) if isinstance(who, str) else who for label, who in controllers.items()}
+    sent = {label: PackedController.of(made[label]) if _is_file(who) else who for label, who in controllers.items()}
     batch = batch_size(engine, len(numbers), device)
-    jobs = jobs_for(family, controllers, numbers, batch=batch, engine=engine, rent=rent)
+    jobs = jobs_for(family, sent, numbers, batch=batch, engine=engine, rent=rent)
     results = run_jobs(jobs, workers=workers, executor=executor, device=device, progress=meter.note, stop=stop)
     found = Comparison(
         family=family if isinstance(family, str) else family.name,
@@ -149,6 +151,10 @@ def compare(
         ran = run_jobs(jobs, workers=workers, executor=executor, device=device, progress=meter.note, stop=stop)
         found = replace(found, controls=gather_controls(plans, ran, known, _reference(found), rent))
     return replace(found, interrupted=stop(), seconds=time.perf_counter() - started)
+
+
+def _is_file(controller: Controller | str) -> bool:
+    return isinstance(controller, str) and Path(controller).exists()
 
 
 class _Meter:

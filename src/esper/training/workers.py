@@ -113,13 +113,13 @@ class Processes:
     def __init__(self, workers: int) -> None:
         if workers < 1:
             raise ValueError(f"workers must be at least 1, not {workers}")
-        self._workers = workers
+        self.workers = workers
 
     def pool(self, function: Callable[[Any], Any], jobs: int) -> Pool:
         """No more processes are started than there are jobs."""
-        if self._workers == 1:
+        if self.workers == 1:
             return InProcess().pool(function, jobs)
-        return ProcessPool(function, min(self._workers, jobs))
+        return ProcessPool(function, min(self.workers, jobs))
 
 
 class ProcessPool(Pool):
