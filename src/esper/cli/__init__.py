@@ -21,6 +21,7 @@ from esper.training.interrupt import INTERRUPTED, ended_by_signals
 
 COMMANDS = {
     "train": "train a controller with PPO; resume; ends with a comparison",
+    "sweep": "many training runs, seeds × settings, and one table of them",
     "grow": "grow one model with a controller, and keep the plain model",
     "compare": "controllers and static controls side by side on held-out draws",
     "record": "episodes of controllers, with exploration noise on request, to learn from",

@@ -19,7 +19,6 @@ from esper.config import EngineOption
 from esper.training.interrupt import interruptible
 
 if TYPE_CHECKING:
-    from esper.policy.controller import Controller
     from esper.rollout.episodes import Episodes
     from esper.training.evaluation import Job
     from esper.training.pools import Executor
@@ -64,10 +63,11 @@ class Record:
         from esper.tasks.draws import TRAINING_DRAWS_PER_SEED
         from esper.tasks.family import get_family
         from esper.training.catalogue import make_controller
-        from esper.training.evaluation import batch_size, jobs_for
+        from esper.training.evaluation import PackedController, batch_size, jobs_for
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
-        made: dict[str, Controller] = {name: make_controller(path) for name, path in labelled(self.controllers).items()}
+        named = labelled(self.controllers)
+        made = {name: PackedController.of(make_controller(path)) for name, path in named.items()}
         claim(self.out)
         first = next_draw(self.out, growth_schema(), self.seed * TRAINING_DRAWS_PER_SEED)
         get_family(self.task).draw(first)  # find out now, not in a worker, what cannot be drawn
