@@ -42,6 +42,8 @@ from esper.training.pools import Executor, InProcess
 from esper.training.workers import Processes
 
 log = logging.getLogger(__name__)
+CLUSTER_STACK = 1024
+"""Networks of a stack on each GPU of a cluster: one machine stacks all, but then there is one job for all GPUs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,8 @@ class Fleet:
         self._stacked = engine == "stacked"
         self._together = stack_size(size, device) if self._stacked else 1 if on_cpu else size
         """Episodes that are played side by side."""
+        if executor is not None and self._stacked and not on_cpu:
+            self._together = min(self._together, CLUSTER_STACK)
         if workers > 1 and not on_cpu and executor is None:
             log.warning("on a GPU one process plays all environments: of %d workers, none is started", workers)
         settings: dict[str, Any] = {"reward": reward, "slots": slots, "precision": precision}
