@@ -240,9 +240,9 @@ class Predicted:
     def limit(self) -> str:
         parts = {
             "playing": self.play,
-            "the driver": self.driver,
-            "its network": self.network,
-            "the learner": self.learner,
+            "driver": self.driver,
+            "network": self.network,
+            "learner": self.learner,
         }
         return max(parts, key=lambda name: parts[name])
 

@@ -250,7 +250,8 @@ class Trainer:
         if update < self.config.updates:
             self.fleet.prepare(self.config.draw_ids(update + 1))
         with self.timers("environment"):
-            return self.fleet.play(self._policy(), draws, seeds=seeds_for(self.config.seed, update, len(draws)))
+            seeds = seeds_for(self.config.seed, update, len(draws))
+            return self.fleet.play(self._policy(), draws, seeds=seeds).to(self.agent.device)  # not where it was played
 
     def _policy(self) -> bytes:
         return pack_policy(self.agent.network, self.agent.observation_normaliser)
