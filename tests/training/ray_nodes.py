@@ -23,12 +23,20 @@ def local_cluster(*, cpus: int = 0, config: dict[str, Any] | None = None) -> Ite
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (before, str(Path(__file__).parent))))
     head = {"num_cpus": cpus, "object_store_memory": STORE, "include_dashboard": False}
-    cluster = Cluster(initialize_head=True, head_node_args={**head, "_system_config": {**QUICK, **(config or {})}})
+    cluster = _started(Cluster, {**head, "_system_config": {**QUICK, **(config or {})}})
     try:
         yield cluster
     finally:
         cluster.shutdown()
         os.environ["PYTHONPATH"] = before
+
+
+def _started(kind: Any, head: dict[str, Any], attempts: int = 3) -> Any:
+    """Ray gives a node half a minute to start, which a machine with many other jobs may not manage."""
+    for _ in range(attempts - 1):
+        with suppress(Exception):
+            return kind(initialize_head=True, head_node_args=head)
+    return kind(initialize_head=True, head_node_args=head)
 
 
 def add_node(cluster: Any, **settings: Any) -> Any:

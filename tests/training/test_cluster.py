@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import socket
 from collections.abc import Iterator
 from dataclasses import replace
@@ -20,7 +21,7 @@ from esper.telemetry.records import Event
 from esper.telemetry.sinks import PackageMissingError
 from esper.training import cluster, cluster_actor, cluster_members
 from esper.training.cluster import RayCluster
-from esper.training.cluster_actor import Actor, Facts, pack, unpack
+from esper.training.cluster_actor import Facts
 from esper.training.cluster_members import ClusterError
 from esper.training.evaluation import jobs_for, run_jobs
 from esper.training.loop import Trainer
@@ -29,6 +30,20 @@ from esper.training.train_config import TrainConfig
 pytest.importorskip("ray", reason="Ray is large and in the extra [cluster] only")
 
 CONFIG = TrainConfig(task="digits", envs=4, updates=2, evaluate_every=2, evaluation_episodes=2)
+
+
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[None]:
+    """A driver that waits for ever fails its test instead of blocking the suite."""
+
+    def late(number: int, frame: object) -> None:
+        pytest.fail("the driver waited for ever")
+
+    before = signal.signal(signal.SIGALRM, late)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
 
 
 @pytest.fixture(scope="module")
@@ -48,36 +63,6 @@ def ready(session: Any) -> Iterator[RayCluster]:
     made = RayCluster("auto", most=2)  # the session that is there; others need room, too
     yield made
     made.close()
-
-
-# -- what travels -----------------------------------------------------------------------------------------------------
-
-
-def test_large_bytes_travel_beside_a_job() -> None:
-    large, small = bytes(range(256)) * 1000, b"small"
-    packed, beside = pack(("a", large, small, large))
-    assert len(packed) < 200
-    assert beside[0] is large  # one object, however often it is in the job: pickle remembers it
-    assert unpack(packed, beside) == ("a", large, small, large)
-
-
-def test_an_actor_keeps_its_function_and_answers_errors() -> None:
-    """Without Ray: the class is a plain one."""
-    import pickle
-
-    actor, function = Actor(), pickle.dumps(cluster_jobs.Lengths())
-    answers = [pickle.loads(actor.run("f", function, *(lambda p: (p[0], *p[1]))(pack((b"12",))))) for _ in range(2)]
-    assert answers == [([2], 1), ([2], 2)]
-    other = pickle.loads(actor.run("g", pickle.dumps(cluster_jobs.trouble), pack("raise")[0]))
-    assert isinstance(other, ValueError)
-
-
-def test_results_that_cannot_travel_are_errors_and_not_silence() -> None:
-    import pickle
-
-    answer = pickle.loads(Actor().run("f", pickle.dumps(cluster_jobs.open_file), pack("x")[0]))
-    assert isinstance(answer, RuntimeError)
-    assert "TextIOWrapper" in str(answer)
 
 
 # -- the same results -------------------------------------------------------------------------------------------------
