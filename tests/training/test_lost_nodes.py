@@ -223,6 +223,18 @@ def same_recordings(one: Path, other: Path) -> bool:
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
+def test_a_sweep_on_the_cluster_is_the_sweep_of_one_machine(cluster: Any, tmp_path: Path) -> None:
+    ray_nodes.add_node(cluster, num_cpus=2)
+    common = '[common]\ntask = "digits"\nenvs = 2\nupdates = 2\nevaluate_every = 0\n'
+    (tmp_path / "s.toml").write_text(f"seeds = [0, 1]\n{common}[settings.plain]\n")
+    for where, how in (("here", ["--workers", "1"]), ("there", ["--cluster", cluster.address])):
+        words = [*ESPER, "sweep", "s.toml", "--episodes", "2", "--out", where, *how]
+        subprocess.run(words, cwd=tmp_path, check=True, capture_output=True)
+    for run in ("plain-0", "plain-1"):
+        assert final_checkpoint(tmp_path / "here" / run) == final_checkpoint(tmp_path / "there" / run)
+    assert len({(tmp_path / where / "comparison.json").read_text() for where in ("here", "there")}) == 1
+
+
 def test_auto_without_a_cluster_says_how_to_begin_one(tmp_path: Path) -> None:
     env = {**os.environ, "RAY_TMPDIR": str(tmp_path / "ray")}
     env.pop("RAY_ADDRESS", None)

@@ -12,7 +12,7 @@ import os
 import pickle
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -77,8 +77,9 @@ class Actor:
         torch.set_num_threads(1)
         self._function: tuple[str, Callable[[Any], Any] | None] = ("", None)
 
-    def facts(self) -> Facts:
-        return facts()
+    def facts(self) -> dict[str, object]:
+        """Plain data: the driver may have another version of the class, and wants to say so."""
+        return asdict(facts())
 
     def run(self, key: str, function: bytes, job: bytes, *shared: bytes) -> bytes:
         """The pickled answer to a job: what the function gave, or what it raised. `key` names the function."""

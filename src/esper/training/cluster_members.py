@@ -11,7 +11,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
 from typing import Any, Literal, NamedTuple
 
@@ -28,7 +28,7 @@ ACTOR_MEMORY = 2**30
 """Bytes that an actor reserves: a node with less memory than cores × this gets fewer actors."""
 LOOK_SECONDS = 1.0
 """How often the driver looks for new nodes."""
-LOG_SECONDS = 5.0
+LOG_SECONDS = 20.0
 """In which a node must hand over the log of an actor that it has lost."""
 PATIENCE_SECONDS = 30.0
 """Without any actor, after which a line says what the driver waits for."""
@@ -91,9 +91,12 @@ class Members:
         self._refused: dict[str, str] = {}
         """By node id: why it is left out, in words that begin with its name."""
         self._deaths: Counter[str] = Counter()
+        self._warned: set[str] = set()
+        """Nodes whose results have other last bits."""
         self._known: dict[str, str] = {}
         """Names of the nodes that are there."""
-        self._notes: list[Note] = []
+        self._notes: list[tuple[Note, Any]] = []
+        """Each with a reference to a log that is being fetched, or None."""
         self._looked, self._waiting_since = 0.0, time.monotonic()
         self.done: Counter[str] = Counter()
         """Jobs by the name of the node that did them."""
@@ -111,14 +114,14 @@ class Members:
 
     # -- what people see -----------------------------------------------------------------------------------------------
 
-    def note(self, message: str, severity: Severity = "info", lines: str = "") -> None:
-        self._notes.append(Note(message, severity, lines))
+    def note(self, message: str, severity: Severity = "info", fetched: Any = None) -> None:
+        self._notes.append((Note(message, severity), fetched))
         (log.info if severity == "info" else log.warning)("%s", message)
 
     def take_notes(self) -> list[Note]:
         """What happened since the last call."""
         notes, self._notes = self._notes, []
-        return notes
+        return [note if fetched is None else replace(note, log=self._lines(fetched)) for note, fetched in notes]
 
     def progress(self) -> str:
         """The nodes with their actors and the jobs that they have done."""
@@ -209,16 +212,18 @@ class Members:
             self._deaths[member.node] = 0
             yield Ended(member, ticket, answer, "", False)
 
-    def _welcome(self, member: Member, there: Facts) -> None:
-        """Let it work if its code is the driver's."""
-        here = cluster_actor.facts()
+    def _welcome(self, member: Member, said: dict[str, Any]) -> None:
+        """Let it work if its code is the driver's. Another Esper may say less about itself."""
+        known: dict[str, Any] = {one.name: said.get(one.name) for one in fields(Facts)}
+        here, there = cluster_actor.facts(), Facts(**known)
         ours = {"esper": f"{here.esper} ({here.source})", "torch": here.torch}
         theirs = {"esper": f"{there.esper} ({there.source})", "torch": there.torch}
         if wrong := [f"{name} {theirs[name]}, here it is {ours[name]}" for name in ours if ours[name] != theirs[name]]:
             self.refuse(member, f"has {' and '.join(wrong)}: install the same version on all nodes")
             return
         member.facts = there
-        if there.instructions != here.instructions and self.actors == "cpu":
+        if there.instructions != here.instructions and self.actors == "cpu" and member.node not in self._warned:
+            self._warned.add(member.node)
             self.note(
                 f"{member.where} has {there.instructions} instructions, this machine {here.instructions}: results will "
                 "not be equal bit for bit to those of one machine",
@@ -241,8 +246,8 @@ class Members:
             self._members.remove(member)
         self._kill(member)  # where it was only out of reach, it must not go on
         why, by_node = _cause(error)
-        lines = "" if by_node or member.facts is None else self._last_lines(member)
-        self.note(f"lost an actor on {member.where}: {why}", "warning", lines)
+        fetched = None if by_node or member.facts is None else self._fetch_log(member, member.facts.log)
+        self.note(f"lost an actor on {member.where}: {why}", "warning", fetched)
         if not by_node:
             self._deaths[member.node] += 1
             if UNUSABLE in why:
@@ -251,16 +256,17 @@ class Members:
                 self.refuse(member, f"has lost {MOST_DEATHS} actors in a row: {why}")
         return why, by_node
 
-    def _last_lines(self, member: Member) -> str:
-        """Of its log, read on its own node."""
-        assert member.facts is not None
-        if member.facts.log is None:
-            return ""
+    def _fetch_log(self, member: Member, path: str | None) -> Any:
+        """Its last lines, read on its own node; nobody waits for them yet."""
+        if path is None:
+            return None
         strategies = import_module("ray.util.scheduling_strategies")
         there = strategies.NodeAffinitySchedulingStrategy(member.node, soft=False)
-        read = self.ray.remote(cluster_actor.last_lines).options(num_cpus=0, scheduling_strategy=there)
+        return self.ray.remote(cluster_actor.last_lines).options(num_cpus=0, scheduling_strategy=there).remote(path)
+
+    def _lines(self, fetched: Any) -> str:
         try:
-            return str(self.ray.get(read.remote(member.facts.log), timeout=LOG_SECONDS))
+            return str(self.ray.get(fetched, timeout=LOG_SECONDS))
         except self.ray.exceptions.RayError:
             return ""
 
