@@ -36,7 +36,8 @@ from esper.tasks.family import Draw, get_family
 from esper.training.catalogue import make_controller
 from esper.training.own.history import History
 from esper.training.plots import plot_history
-from esper.training.workers import in_processes
+from esper.training.pools import run_each
+from esper.training.workers import Processes
 from page_text import page_of, plain, share, signed, table
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -170,7 +171,7 @@ def played(controller: str, numbers: Sequence[int], workers: int) -> dict[int, E
     jobs = [tuple(numbers[i : i + BATCH]) for i in range(0, len(numbers), BATCH)]
     found: dict[int, Episode] = {}
     with Progress(wide_console(stderr=True)) as watch:
-        for _, episodes in in_processes(partial(play, controller, "mixed"), jobs, workers):
+        for _, episodes in run_each(partial(play, controller, "mixed"), jobs, Processes(workers)):
             found |= episodes
             watch.note(len(found), len(numbers), controller)
     return dict(sorted(found.items()))

@@ -22,6 +22,7 @@ NEEDED = {
     "offline": ["recording"],
     "checkpoint": ["inspect", "x.safetensors"],
     "query": ["run", "SELECT 1"],
+    "sweep": ["sweep.toml"],
 }
 """Words without which a command is no command."""
 WORK = (
@@ -31,11 +32,12 @@ WORK = (
     "cli.offline.iql",
     "training.comparison.compare",
     "training.evaluation.record_job",
-    "training.fleet.start_workers",
     "training.loop.Trainer.run",
     "training.own.grow.run_growth",
     "training.tuning.run_jobs",
-    "training.workers.in_processes",
+    "training.pools.run_each",
+    "training.sweep.run_each",
+    "training.workers.start_workers",
 )
 """What a refused command never begins."""
 
@@ -52,6 +54,7 @@ def make_material(folder: Path) -> None:
             RunFolder.create(Path("run"), TrainConfig(task="digits"))
             RunStore(Path("run") / STORE_NAME).close()
             Path("a-file").write_text("no folder")
+            Path("sweep.toml").write_text('seeds = [0]\n[settings.one]\ntask = "digits"\n')
         finally:
             os.chdir(before)
 

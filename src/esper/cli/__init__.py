@@ -27,6 +27,7 @@ COMMANDS = {
     "clone": "a policy that imitates the controllers of a recording",
     "offline": "a policy from a recording by what paid (implicit Q-learning)",
     "tune-heuristic": "search good settings for the heuristic, under a budget of steps",
+    "sweep": "many training runs, seeds × settings, and one table of them",
     "checkpoint": "inspect a checkpoint, or bring an old one up to date",
     "query": "ask the store of a run with SQL; without SQL, list its tables and views",
     "bench": "how fast growing is on this machine, eager and with CUDA graphs",

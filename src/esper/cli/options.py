@@ -160,14 +160,15 @@ def pick_workers(wanted: int | None, device: str) -> int:
 
 
 def pick_engine(
-    wanted: EngineOption, family: Family, device: torch.device, draws: Sequence[int], workers: int
+    wanted: EngineOption, family: Family, device: torch.device, draws: Sequence[int], workers: int, *, here: bool = True
 ) -> tuple[EngineName, list[str]]:
-    """What trains the networks of these draws, and lines that say so. What cannot be had is refused."""
+    """What trains the networks of these draws, and lines that say so. What cannot be had is refused. Where they are not
+    trained `here`, nothing is said about memory."""
     from esper.training.engines import check_memory, choose_engine
     from esper.training.evaluation import batch_size
 
     engine = choose_engine(wanted, family, device, first=draws[0])
-    if engine.name != "stacked":
+    if engine.name != "stacked" or not here:
         return engine.name, [str(engine)]
     batch = batch_size(engine.name, len(draws), device)
     together = min(batch, len(draws)) * (workers if device.type == "cpu" else 1)

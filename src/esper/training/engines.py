@@ -180,7 +180,6 @@ def make_env(
     if engine == "stacked":
         settings.pop("compiled", None)
         return StackedEnv(family, size, device=device, **settings)
-    settings.pop("source", None)
     return GrowthEnv(family, size, device=device, graphs=engine == "graphs", **settings)
 
 
