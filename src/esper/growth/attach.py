@@ -11,14 +11,13 @@ import difflib
 import fnmatch
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from itertools import islice
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from esper.growth.blueprints import SlotShape, blueprint_names
-from esper.growth.graft import Grafted, first_tensor
+from esper.growth.graft import SEEDS, first_tensor
 from esper.growth.layout import find_layout
 from esper.growth.model import GrowingModel, Survey, planted_modules
 from esper.growth.probe import AttachError, Probe, probe
@@ -129,13 +128,10 @@ def _matching_paths(model: nn.Module, patterns: Sequence[str]) -> list[str]:
 
 
 def _names(module: nn.Module, path: str = "") -> Iterator[str]:
-    """Paths of all modules, second names too. Around what grew, the host's modules go by the names they always had."""
+    """Paths of all modules of the host, second names too. What grew in it earlier is no place for a slot."""
     yield path
-    if isinstance(module, Grafted):
-        yield from islice(_names(module.host, path), 1, None)
-        return
     for name, child in module._modules.items():
-        if child is not None:
+        if child is not None and name != SEEDS:
             yield from _names(child, f"{path}.{name}" if path else name)
 
 

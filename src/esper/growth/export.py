@@ -20,6 +20,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.files import write_whole
 from esper.growth.folder import ARCHITECTURE, FORMAT, FORMAT_VERSION, Sizes, with_digests
+from esper.growth.graft import is_record
 from esper.growth.model import GrowingModel, planted_modules
 from esper.growth.plain import ExportError, copied, grafts_of, output_gap, plain_model
 from esper.growth.probe import AttachError, arguments, call, try_batch, untouched, with_batch
@@ -127,8 +128,8 @@ def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     tied: dict[str, str] = {}
     owners: dict[Any, str] = {}
     for name, value in model.state_dict().items():
-        if not isinstance(value, Tensor):
-            continue  # state that a module keeps by code of its own: the architecture's class restores it
+        if not isinstance(value, Tensor) or is_record(name):
+            continue  # state that a module keeps by code of its own: the architecture restores it
         same = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else name
         if (owner := owners.setdefault(same, name)) != name:
             tied[name] = owner

@@ -36,9 +36,11 @@ FILES = ("model.safetensors", "model.pt2", "model.py", "history.json")
 """All others that a folder may have."""
 
 FORMAT = "esper-model"
-FORMAT_VERSION = 3
-"""2: grafts say what they may read (`visibility`), and may stand where channels come last. 3: digests."""
+FORMAT_VERSION = 4
+"""2: grafts say what they may read (`visibility`), and may stand where channels come last. 3: digests. 4: seeds have
+keys of their own, and the host's are the host's."""
 FIRST_WITH_DIGESTS = 3
+FIRST_WITH_HOST_KEYS = 4
 
 MOST_JSON_BYTES = 16 * 2**20
 """Of `architecture.json`. One graft takes about 500 bytes."""

@@ -28,7 +28,7 @@ class ExportError(ValueError):
 
 
 def plain_model(growing: GrowingModel, *, share: bool = False) -> nn.Module:
-    """A copy of the host in which each seed that acts on its output is a permanent part, without hooks of Esper's.
+    """A copy of the host in which each seed that acts on its output is a permanent part (see `graft.py`).
 
     Seeds that still blend or are on hold stay as they act now (a constant alpha), so that the outputs are the growing
     model's. Incubating seeds do not act and are never copied. The user's own hooks are copied as `copy.deepcopy` copies
@@ -161,8 +161,18 @@ def _named_tensors(output: Any) -> dict[str, Tensor]:
 
 
 def grafts_of(model: nn.Module) -> list[tuple[Graft, nn.Module]]:
-    """What grew in a plain model, with its module, in the order of the model's modules."""
-    return [(Graft(**m.grown), m.seed) for m in model.modules() if isinstance(m, Grafted) and m.grown]
+    """What grew in a plain model, with its module, in the order of the model's modules, and of their hooks."""
+    return [(Graft(**{**m.grown, "path": path, "alpha": m.alpha}), m.seed) for path, m in grafted(model) if m.grown]
+
+
+def grafted(model: nn.Module) -> list[tuple[str, Grafted]]:
+    """The seeds of a plain model, each with the path of the module at whose output it acts."""
+    return [
+        (path, hook.__self__)
+        for path, module in model.named_modules()
+        for hook in module._forward_hooks.values()
+        if isinstance(getattr(hook, "__self__", None), Grafted)
+    ]
 
 
 def _gap(a: Tensor, b: Tensor) -> float:

@@ -22,8 +22,17 @@ from torch import Tensor, nn
 from esper.actions import BLENDS
 from esper.errors import refused
 from esper.growth.blueprints import LAYOUTS, VISIBILITIES, SlotShape, blueprint_names, enclosed, get_blueprint
-from esper.growth.folder import LoadError, Sizes, TooLargeError, check_plain, read_architecture, without_memory
+from esper.growth.folder import (
+    FIRST_WITH_HOST_KEYS,
+    LoadError,
+    Sizes,
+    TooLargeError,
+    check_plain,
+    read_architecture,
+    without_memory,
+)
 from esper.growth.graft import fill, graft
+from esper.growth.older import renamed
 from esper.growth.program import read_program
 from esper.growth.slot import preserved_rng
 from esper.growth.standalone import Graft, find_host
@@ -53,10 +62,12 @@ def load(directory: str | Path, *, host: nn.Module | None = None, trust_program:
     model = assemble(architecture, folder / "architecture.json", sizes, host)
     damage = (SafetensorError, OSError, ValueError, TypeError, AttributeError, RuntimeError)
     with refused(LoadError, f"{weights} is damaged or belongs to another model", *damage):
-        tensors = load_file(weights)
-        _check_tied(architecture["tied"], tensors.keys(), folder / "architecture.json")
+        tensors, tied = load_file(weights), architecture["tied"]
+        _check_tied(tied, tensors.keys(), folder / "architecture.json")
+        if architecture["version"] < FIRST_WITH_HOST_KEYS:
+            tensors, tied = renamed(model, tensors, tied)
         _check_kinds(model, tensors)
-        fill(model, tensors, architecture["tied"])
+        fill(model, tensors, tied)
     return model.eval()
 
 
@@ -92,7 +103,9 @@ def assemble(architecture: dict[str, Any], path: Path, sizes: Sizes, host: nn.Mo
         refused(LoadError, f"{path} describes another model than the weights beside it", TooLargeError),
     ):
         sizes.check_modules(len(architecture["grafts"]))
-        grafts = [_read_graft(graft_data, path) for graft_data in architecture["grafts"]]
+        grafts = [read_graft(graft_data, str(path)) for graft_data in architecture["grafts"]]
+        if architecture["version"] < FIRST_WITH_HOST_KEYS:
+            grafts.reverse()  # of a module that grew twice, the later seed came first
         with preserved_rng(torch.device("cpu")):
             with without_memory(sizes):
                 if host is None:
@@ -125,7 +138,7 @@ def _build_host(data: dict[str, Any], path: Path) -> nn.Module:
     return kind(**data["config"])
 
 
-def _read_graft(data: Any, path: Path) -> Graft:
+def read_graft(data: Any, path: str) -> Graft:
     """One entry of the grafts, with nothing in it that no growing model could have written."""
     graft = Graft(**data)
     damaged = f"{path} does not describe a model that grew: a graft's"
@@ -185,7 +198,7 @@ def _class_of(record: Graft) -> type[nn.Module]:
             f"the model grew the blueprint {record.blueprint!r:.60}, which is not registered here: "
             "import the file that defines it, then load again"
         )
-    return get_blueprint(record.blueprint, record.layout).module  # type: ignore[arg-type]  # `_read_graft` has looked
+    return get_blueprint(record.blueprint, record.layout).module  # type: ignore[arg-type]  # `read_graft` has looked
 
 
 def _build_seed(record: Graft) -> nn.Module:
