@@ -328,7 +328,8 @@ def test_a_built_in_host_that_was_changed_is_not_rebuilt_from_its_config(tmp_pat
     module.head = nn.Linear(8, 7)
     saved = save(module, tmp_path, x)
     assert saved.warnings == (
-        "no model.py: this MLPHost is not what its config builds, or the config is not plain JSON data",
+        "no model.py: this MLPHost is not what its config builds, or the config is not plain JSON data; use model.pt2, "
+        "or esper.load(folder, host=…)",
     )
     assert torch.equal(load(tmp_path, trust_program=True)(x), module(x))
 

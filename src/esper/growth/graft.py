@@ -44,7 +44,15 @@ class Grafted(nn.Module):
         if getattr(module, "_is_replica", False):  # its seeds would be those of the first GPU
             raise RuntimeError("nn.DataParallel cannot copy a grown model: use DistributedDataParallel")
         h = first_tensor(output)
+        if isinstance(h, torch.fx.Proxy):
+            return with_first(output, self.traced(h))
         return with_first(output, self(h, readable(self.inputs, args, kwargs, h) if self.inputs else None))
+
+    def traced(self, h: torch.fx.Proxy) -> Any:
+        """One node of torch.fx, which cannot look into most seeds."""
+        if self.inputs:
+            raise RuntimeError("torch.fx cannot trace a seed that reads masks: use torch.export.export")
+        return h.tracer.create_proxy("call_module", h.tracer.path_of_module(self), (h,), {})  # type: ignore[attr-defined]
 
     def join(self, module: nn.Module, holder: nn.Module, path: str) -> None:
         """Act at the output of `module`, as a part of `holder`, which has this path in the host."""

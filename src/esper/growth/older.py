@@ -46,8 +46,9 @@ def _new_name(model: nn.Module, grown: Mapping[nn.Module, list[Grafted]], name: 
 
 def _place(model: nn.Module, seed: Grafted, path: list[str]) -> list[str]:
     """Where a seed is registered, seen from one of the names of its module."""
-    number = [str(i) for i, one in enumerate(model.get_submodule(seed.holder).get_submodule(SEEDS)) if one is seed]  # type: ignore[arg-type]
+    listed = model.get_submodule(f"{seed.holder}.{SEEDS}".removeprefix("."))._modules
+    number = next(name for name, one in listed.items() if one is seed)
     slot, holder = str(seed.grown["path"]), seed.holder
     inside = holder == slot or holder.startswith(f"{slot}.")
     where = [*path, *holder[len(slot) :].split(".")] if inside else holder.split(".")
-    return [*(part for part in where if part), SEEDS, *number]
+    return [*(part for part in where if part), SEEDS, number]

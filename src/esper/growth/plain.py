@@ -109,7 +109,7 @@ def _record(slot: Slot, alpha: float) -> Graft:
 def check_exportable(growing: GrowingModel, example: Any) -> None:
     """Try before training whether what grows in each slot would act in the exported model as it acts here.
 
-    It would not where the host reaches a module by another way than its name: through a list, or by its weights.
+    It would not where the slot's module calls whatever is registered in it, as an nn.Sequential does.
     """
     with untouched(growing.host), preserved_rng(growing.device):
         for slot in growing.slots:
@@ -128,15 +128,15 @@ def check_exportable(growing: GrowingModel, example: Any) -> None:
                     expected = call(growing.host, example)
                 try:
                     gap = output_gap(expected, call(exported, example))
-                except Exception:  # a parent that indexes its slot, or checks its type
+                except Exception:  # a container that calls the list of its seeds
                     gap = math.inf
             finally:
                 slot.mode = SlotMode.LIVE
                 slot.uproot()
             if gap > allowed_gap(growing):
                 raise AttachError(
-                    f"slot {slot.path!r} cannot be exported: {type(growing.host).__name__} reaches this module by "
-                    "another way than its name (a list, its weights, its type): choose a module around it"
+                    f"slot {slot.path!r} cannot be exported: {type(slot.module).__name__} computes something else when "
+                    "a seed is registered in it (it calls all of its children, say): choose a module in or around it"
                 )
 
 

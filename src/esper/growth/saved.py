@@ -111,7 +111,7 @@ def assemble(architecture: dict[str, Any], path: Path, sizes: Sizes, host: nn.Mo
                 if host is None:
                     _grafted(_build_host(architecture["host"], path), grafts)
                 else:
-                    nn.ModuleList(_build_seed(record) for record in grafts)  # a list registers, and so counts, them
+                    nn.ModuleList(build_seed(record) for record in grafts)  # a list registers, and so counts, them
             return _grafted(_build_host(architecture["host"], path) if host is None else host, grafts)
 
 
@@ -119,8 +119,8 @@ def _grafted(model: nn.Module, grafts: list[Graft]) -> nn.Module:
     device = next(model.parameters()).device
     places = []
     for record in grafts:
-        named = replace(record, class_name=_class_of(record).__name__)  # the seed's own, never the file's
-        places.append((record.path, _build_seed(record).to(device), float(record.alpha), asdict(named)))
+        named = replace(record, class_name=class_of(record).__name__)  # the seed's own, never the file's
+        places.append((record.path, build_seed(record).to(device), float(record.alpha), asdict(named)))
     graft(model, places)
     return model
 
@@ -192,7 +192,7 @@ def _check_tied(tied: Any, saved: Collection[str], path: Path) -> None:
             )
 
 
-def _class_of(record: Graft) -> type[nn.Module]:
+def class_of(record: Graft) -> type[nn.Module]:
     if record.blueprint not in blueprint_names():
         raise LoadError(
             f"the model grew the blueprint {record.blueprint!r:.60}, which is not registered here: "
@@ -201,9 +201,9 @@ def _class_of(record: Graft) -> type[nn.Module]:
     return get_blueprint(record.blueprint, record.layout).module  # type: ignore[arg-type]  # `read_graft` has looked
 
 
-def _build_seed(record: Graft) -> nn.Module:
+def build_seed(record: Graft) -> nn.Module:
     # The saved arguments, not today's options: a blueprint may have been re-tuned since.
-    body = _class_of(record)(**record.arguments)
+    body = class_of(record)(**record.arguments)
     shape = SlotShape(
         record.layout,  # type: ignore[arg-type]
         record.arguments["channels"],

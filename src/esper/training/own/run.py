@@ -22,6 +22,7 @@ from esper.growth.export import Saved, save
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.plain import ExportError, allowed_gap, output_gap, plain_model
 from esper.growth.probe import call, untouched
+from esper.growth.seeds import save_seeds
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
@@ -86,6 +87,10 @@ class Grown:
     def save(self, directory: str | Path) -> Saved:
         """Write the model in its portable forms, and its history, into `directory`."""
         return save(self.model, directory, self.example, history=self.history.to_json())
+
+    def save_seeds(self, directory: str | Path) -> Path:
+        """Write the seeds alone, without their host; `esper.load_seeds(host, directory)` puts them into one again."""
+        return save_seeds(self.model, directory)
 
 
 def run_growth(
