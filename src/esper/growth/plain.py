@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -173,6 +174,17 @@ def grafted(model: nn.Module) -> list[tuple[str, Grafted]]:
         for hook in module._forward_hooks.values()
         if isinstance(getattr(hook, "__self__", None), Grafted)
     ]
+
+
+def graft_from(grown: nn.Module, host: nn.Module) -> None:
+    """Put into `host` what a plain model of it has more; both then share these seeds."""
+    there = Counter(path for path, _ in grafted(host))
+    for path, one in grafted(grown):
+        if there[path] > 0:  # of an earlier growth, before the new ones
+            there[path] -= 1
+        else:
+            graft(host, [(path, one.seed, one.alpha, one.grown)])
+            one.seed.train(host.get_submodule(path).training)
 
 
 def _gap(a: Tensor, b: Tensor) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from esper.engine.measure import Loss
 from esper.engine.optimizer import GrowingOptimizer
 from esper.env.rent import RENT_RATE, check_rent
 from esper.growth.attach import attach, check_model
-from esper.growth.plain import check_exportable
+from esper.growth.plain import check_exportable, graft_from
 from esper.lifecycle import Rules
 from esper.policy.controller import Controller
 from esper.tasks.feed import LoaderFeed
@@ -198,8 +199,11 @@ class Growth(Stepper):
         self.load_state_dict(read_state(Path(path)))
         return True
 
-    def finish(self) -> Grown:
-        """What unfinished seeds come to, and the plain model (`.model`), as `esper.grow` gives it. The loop is over."""
+    def finish(self, *, in_place: bool = False) -> Grown:
+        """What unfinished seeds come to, and the plain model (`.model`), as `esper.grow` gives it. The loop is over.
+
+        With `in_place`, the plain grown model is the very object that was trained; else that is the host alone again.
+        """
         if self._epoch is not None and self._updates.made:
             raise RuntimeError("updates were made since the last end_epoch(): call it after every epoch")
         if not self.records:
@@ -209,11 +213,16 @@ class Growth(Stepper):
         model = self.learner.model
         modes = {module: module.training for module in model.host.modules()}
         try:
-            return finish_growth([self.learner], self._outlook, self.untrained, self.records, self._example, None)
+            grown = finish_growth([self.learner], self._outlook, self.untrained, self.records, self._example, None)
         finally:
-            model.detach().zero_grad(set_to_none=True)
+            host = model.detach()
+            host.zero_grad(set_to_none=True)
             for module, training in modes.items():
                 module.training = training
+        if in_place:
+            graft_from(grown.model, host)
+            grown = replace(grown, model=host)
+        return grown
 
     # -- internals ------------------------------------------------------------------------------------------------
 
