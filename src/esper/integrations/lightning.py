@@ -179,15 +179,21 @@ def _check(trainer: Trainer, pl_module: LightningModule) -> None:
             "training_step"
         )
     if len(trainer.optimizers) != 1:
-        raise RefusedError(f"GrowthCallback needs one optimizer, and configure_optimizers gives {len(trainer.optimizers)}")
+        raise RefusedError(
+            f"GrowthCallback needs one optimizer, and configure_optimizers gives {len(trainer.optimizers)}"
+        )
     if str(trainer.precision) not in PRECISIONS:
         raise RefusedError(
             f"GrowthCallback cannot train with precision={trainer.precision!r} (a loss scaler): use bf16-mixed or 32"
         )
     if trainer.max_epochs is None or trainer.max_epochs < 1:
-        raise RefusedError("GrowthCallback needs Trainer(max_epochs=…): the controller plans with the length of the run")
+        raise RefusedError(
+            "GrowthCallback needs Trainer(max_epochs=…): the controller plans with the length of the run"
+        )
     if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
-        raise RefusedError("GrowthCallback cannot repeat a training_step that takes dataloader_iter: let it take a batch")
+        raise RefusedError(
+            "GrowthCallback cannot repeat a training_step that takes dataloader_iter: let it take a batch"
+        )
 
 
 @contextmanager
@@ -195,7 +201,9 @@ def _unnoticed(pl_module: LightningModule) -> Iterator[None]:
     """Within, nothing is logged, and metrics are afterwards what they were: the step is made again for a seed."""
     metrics = [module for module in pl_module.modules() if isinstance(module, Torchmetric)]
     names = ("_update_count", "_computed", "_forward_cache")
-    before = [(m, m._copy_state_dict() | {name: getattr(m, name) for name in names if hasattr(m, name)}) for m in metrics]
+    before = [
+        (m, m._copy_state_dict() | {name: getattr(m, name) for name in names if hasattr(m, name)}) for m in metrics
+    ]
     muted = vars(pl_module)
     own = {name: muted[name] for name in ("log", "log_dict") if name in muted}
     muted["log"] = muted["log_dict"] = lambda *_, **__: None

@@ -27,6 +27,7 @@ from esper.engine.optimizer import GrowingOptimizer
 from esper.env.rent import RENT_RATE, check_rent
 from esper.growth.attach import attach, check_model
 from esper.growth.plain import check_exportable, graft_from
+from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules
 from esper.policy.controller import Controller
 from esper.tasks.feed import LoaderFeed
@@ -91,13 +92,14 @@ class Growth(Stepper):
         check_optimizer(optimizer, model)
         device = next(model.parameters()).device
         labels = integers_are_classes(loss)
-        feed, batch = as_validation(model, checked_data(validate, "val", labels=labels), device, labels=labels)
-        example = example_of(feed, batch)
-        objective = fit_objective(model, feed, batch, batch[1], loss, metric, metric_scale)
-        check_batches_of_one(model, feed, example)
         limits: dict[str, Any] = {"rules": rules, "blueprints": blueprints, "budget": budget, "max_seeds": max_seeds}
-        growing = attach(model, slots, example, layouts=layouts, visibility=visibility, **limits, rng_seed=seed)
-        check_exportable(growing, example)
+        with preserved_rng(device):  # a loader draws for every pass; the person's training must not notice
+            feed, batch = as_validation(model, checked_data(validate, "val", labels=labels), device, labels=labels)
+            example = example_of(feed, batch)
+            objective = fit_objective(model, feed, batch, batch[1], loss, metric, metric_scale)
+            check_batches_of_one(model, feed, example)
+            growing = attach(model, slots, example, layouts=layouts, visibility=visibility, **limits, rng_seed=seed)
+            check_exportable(growing, example)
         following = GrowingOptimizer(optimizer, followed=schedulers)
         learner = Learner(growing, following, feed, objective.loss, objective.score, seed=seed, epochs=epochs)
         self._outlook = outlook(
