@@ -121,8 +121,7 @@ def test_seeds_are_planted_trained_and_kept_while_the_trainer_trains() -> None:
     assert watch.stages[:2] == [Stage.DORMANT, Stage.BLENDING]  # planted as epoch 1 began, measured as it ended
     assert watch.groups[0] == 1
     assert max(watch.groups) == 3  # one more for each seed
-    born = [p for p in watch.weights[1]]
-    assert all(not torch.equal(a, b) for a, b in zip(born, watch.weights[3], strict=True))
+    assert all(not torch.equal(a, b) for a, b in zip(watch.weights[1], watch.weights[3], strict=True))
     assert grows.grown is not None
     assert {story.fate for story in grows.grown.history.seeds()} == {Stage.FOSSILIZED}
     assert [path for path, _ in grafted(module)] == ["net.2", "net.5"]

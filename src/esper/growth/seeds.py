@@ -204,15 +204,16 @@ def _tensors(path: Path, part: str = "") -> dict[str, Tensor]:
 
 def _find(host: nn.Module, state: Mapping[str, Any], where: str) -> list[Found]:
     """The seeds among the keys of a checkpoint, in the order in which they act."""
-    for key in (IN_CHECKPOINT, "state_dict"):
-        if isinstance(state.get(key), Mapping):
-            state = state[key]
+    may_be_empty = isinstance(state.get(IN_CHECKPOINT), Mapping)  # a place for seeds, where none may act yet
+    for part in (IN_CHECKPOINT, "state_dict"):
+        if isinstance(state.get(part), Mapping):
+            state = state[part]
             break
     seeds: dict[tuple[str, int], dict[str, Tensor]] = {}
     for key, value in state.items():
         if (match := _KEY.fullmatch(str(key))) and isinstance(value, Tensor) and len(match["number"]) < 10:
             seeds.setdefault((match["holder"] or "", int(match["number"])), {})[match["name"]] = value
-    if not seeds:
+    if not seeds and not may_be_empty:
         raise LoadError(f"{where} holds no seeds: no key of it has {SEEDS!r} in it")
     found: dict[tuple[nn.Module, int], Found] = {}
     for (holder, number), tensors in sorted(seeds.items(), key=lambda item: item[0][1]):

@@ -207,8 +207,8 @@ def _check(args: Any) -> None:
         )
     if args.label_smoothing_factor:
         raise RefusedError(
-            "GrowthCallback needs the model's own loss: leave label_smoothing_factor out, or use esper.Growth in a loop "
-            "of your own"
+            "GrowthCallback needs the model's own loss: leave label_smoothing_factor out, or use esper.Growth in a "
+            "loop of your own"
         )
     if args.save_strategy not in ("no", "epoch"):
         raise RefusedError(

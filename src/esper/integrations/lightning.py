@@ -151,8 +151,7 @@ class GrowthCallback(Callback):  # type: ignore[misc]
             now = seed_state(plain_model(self.growth.learner.model, share=True))
             prefix = f"{self._path}." if self._path else ""
             seeds = {f"{prefix}{key}": value for key, value in now.items()}
-        if seeds:
-            checkpoint[IN_CHECKPOINT] = seeds
+        checkpoint[IN_CHECKPOINT] = seeds
 
     # -- internals --------------------------------------------------------------------------------------------------
 

@@ -32,6 +32,7 @@ from esper.lifecycle import Rules
 from esper.policy.controller import Controller
 from esper.tasks.feed import LoaderFeed
 from esper.training.catalogue import as_controller
+from esper.training.own.average import WeightAverage
 from esper.training.own.checkpoint import read_state, write_state
 from esper.training.own.data import (
     Data,
@@ -47,7 +48,7 @@ from esper.training.own.objective import fit_objective, integers_are_classes
 from esper.training.own.optimizer import check_optimizer
 from esper.training.own.remarks import outlook, warn_user
 from esper.training.own.run import Grown, finish_growth
-from esper.training.own.stepper import Stepper
+from esper.training.own.stepper import StateError, Stepper
 
 
 class Growth(Stepper):
@@ -70,6 +71,7 @@ class Growth(Stepper):
         metric_scale: Scale | None = None,
         schedulers: Sequence[LRScheduler] = (),
         autocast: torch.dtype | None = None,
+        average: float | None = None,
         budget: int | None = None,
         max_seeds: int | None = None,
         rent: float = RENT_RATE,
@@ -82,7 +84,8 @@ class Growth(Stepper):
         """`validate` are data by which seeds are measured and decided on, in any form that `esper.grow` takes.
 
         `schedulers` are those of `optimizer`: your loop steps them, and seeds follow. `autocast` is the type in which
-        passes are made. The rest is as in `esper.grow`.
+        passes are made. `average` is the decay of a moving average of the weights, see `averaged`. The rest is as in
+        `esper.grow`.
         """
         check_number("epochs", epochs, Count(1, LARGEST_NUMBER))
         _check_one_process()
@@ -112,6 +115,8 @@ class Growth(Stepper):
         )
         for remark in self._outlook.remarks:
             warn_user(remark)
+        self._average = None if average is None else WeightAverage(growing, average)
+        self._averaged: nn.Module | None = None
         super().__init__(learner, self._outlook.controller, epochs, rent=self._outlook.rent, seed=seed)
         self._schedulers, self._autocast = list(schedulers), autocast
         self._example = without_labels(model, example)
@@ -125,6 +130,13 @@ class Growth(Stepper):
     def model(self) -> nn.Module:
         """The host, with its seeds in place."""
         return self.learner.model.host
+
+    @property
+    def averaged(self) -> nn.Module:
+        """A plain copy of the network as it is now, after `finish` as it ended, with averaged weights (`average=`)."""
+        if self._average is None:
+            raise RuntimeError("no average was kept: pass average=0.999 to Growth")
+        return self._average.model() if self._averaged is None else self._averaged
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -181,6 +193,8 @@ class Growth(Stepper):
 
     def begin_epoch(self) -> Effect:
         self._check_schedulers()
+        if self._average is not None and self.between_epochs:
+            self._average.keep()
         return super().begin_epoch()
 
     def end_epoch(self) -> EpochRecord:
@@ -188,7 +202,25 @@ class Growth(Stepper):
         updates = self._updates.made
         record = super().end_epoch()
         self.learner.optimizer.warmup_updates = updates  # a seed warms up over one epoch
+        if self._average is not None and record.verdict is not None:
+            self._average.undo()
         return record
+
+    def _updated(self) -> None:
+        super()._updated()
+        if self._average is not None and not self.between_epochs:
+            self._average.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        average = {} if self._average is None else {"average": self._average.state()}
+        return super().state_dict() | average
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if ("average" in state) != (self._average is not None):
+            raise StateError(f"the state is of a run {'with' if 'average' in state else 'without'} average=")
+        super().load_state_dict(state)
+        if self._average is not None:
+            self._average.load(state["average"])
 
     def save_state(self, path: str | Path) -> None:
         """`state_dict()` as a file that is there whole or not at all. Call it after `end_epoch()`."""
@@ -216,6 +248,7 @@ class Growth(Stepper):
         modes = {module: module.training for module in model.host.modules()}
         try:
             grown = finish_growth([self.learner], self._outlook, self.untrained, self.records, self._example, None)
+            self._averaged = None if self._average is None else self._average.model()
         finally:
             host = model.detach()
             host.zero_grad(set_to_none=True)
