@@ -199,10 +199,8 @@ def _check(trainer: Trainer, pl_module: LightningModule) -> None:
 def _unnoticed(pl_module: LightningModule) -> Iterator[None]:
     """Within, nothing is logged, and metrics are afterwards what they were: the step is made again for a seed."""
     metrics = [module for module in pl_module.modules() if isinstance(module, Torchmetric)]
-    names = ("_update_count", "_computed", "_forward_cache")
-    before = [
-        (m, m._copy_state_dict() | {name: getattr(m, name) for name in names if hasattr(m, name)}) for m in metrics
-    ]
+    more = ("_update_count", "_computed", "_forward_cache")
+    before = [(m, m._copy_state_dict() | {n: vars(m)[n] for n in more if n in vars(m)}) for m in metrics]
     muted = vars(pl_module)
     own = {name: muted[name] for name in ("log", "log_dict") if name in muted}
     muted["log"] = muted["log_dict"] = lambda *_, **__: None
