@@ -24,7 +24,6 @@ import esper
 from esper.growth.export import load, plain_model, save
 from esper.growth.graft import SEEDS
 from esper.growth.plain import grafted
-from esper.policy.schedule import FixedSchedule, Planting
 
 DOCS = Path(__file__).parents[2] / "docs" / "plain_models.md"
 Y = torch.arange(4)
@@ -233,11 +232,14 @@ def hugging_face(grown: nn.Module, path: Path) -> None:
 
 
 def grow_again(grown: nn.Module, path: Path) -> None:
-    schedule = FixedSchedule("all", [Planting(0, "conv", {"conv2d": "conv"})])
-    again = esper.grow(
-        grown, (X, Y), (X, Y), slots=["conv"], controller=schedule, epochs=3, updates_per_epoch=1, device="cpu"
-    )
-    assert set(grown.state_dict()) < set(again.model.state_dict())
+    later = grow(grown, X, [(0, "conv", "gated", "HOLDING")], slots=["body"])
+    again = plain_model(later).eval()
+    assert torch.equal(again(X), later(X))
+    assert set(grown.state_dict()) < set(again.state_dict())
+    assert [path for path, _ in grafted(again)] == ["body", "body", "skip", "conv"]
+    assert later.detach() is grown
+    assert len(grafted(grown)) == 3  # what grew earlier stays
+    torch.testing.assert_close(esper.load_seeds(host_of(again), again.state_dict())(X), again(X), rtol=0, atol=1e-6)
 
 
 def saved(grown: nn.Module, path: Path) -> None:
