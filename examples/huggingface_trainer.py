@@ -41,8 +41,9 @@ def main(folder, epochs=16):
         controller="small",
     )
     arguments = TrainingArguments(
-        folder, num_train_epochs=epochs, per_device_train_batch_size=64, gradient_accumulation_steps=2, learning_rate=0.003,
-        save_strategy="epoch", save_total_limit=1, report_to=[], disable_tqdm=True, logging_strategy="no", use_cpu=True,
+        folder, num_train_epochs=epochs, per_device_train_batch_size=64, gradient_accumulation_steps=2,
+        learning_rate=0.003, save_strategy="epoch", save_total_limit=1, use_cpu=True,
+        report_to=[], disable_tqdm=True, logging_strategy="no",
     )  # fmt: skip
     trainer = Trainer(model, arguments, data_collator=collate, train_dataset=train, callbacks=[growth])
     trainer.train(resume_from_checkpoint=any(Path(folder).glob("checkpoint-*")) or None)

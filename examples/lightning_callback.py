@@ -23,9 +23,8 @@ EPOCHS = 20
 class Digits(pl.LightningModule):
     def __init__(self):
         super().__init__()
-        self.net = nn.Sequential(
-            nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU(), nn.Flatten(), nn.Linear(256, 10)
-        )  # fmt: skip
+        convolutions = nn.Conv2d(1, 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, 4, 3, padding=1), nn.ReLU()
+        self.net = nn.Sequential(*convolutions, nn.Flatten(), nn.Linear(256, 10))
 
     def forward(self, x):
         return self.net(x)

@@ -306,6 +306,35 @@ def test_what_growth_cannot_follow_is_refused_before_the_first_update(
             torch.distributed.destroy_process_group()
 
 
+@pytest.mark.parametrize("kind", ["StochasticWeightAveraging", "EMAWeightAveraging"])
+def test_averages_of_the_host_alone_are_refused(kind: str) -> None:
+    averaging = getattr(lightning.callbacks, kind, None)
+    if averaging is None:
+        pytest.skip(f"this Lightning has no {kind}")
+    with pytest.raises(RefusedError, match=rf"{kind} would average the host without its seeds: use .*average=0.999"):
+        fitted(callback(), averaging(swa_lrs=0.01) if kind.startswith("Stoch") else averaging())
+
+
+def test_an_average_of_the_growing_network_early_stopping_and_the_monitor_of_rates(tmp_path: Path) -> None:
+    callbacks = lightning.callbacks
+    grows = callback(average=0.9)
+    stop = callbacks.EarlyStopping("loss", patience=0, min_delta=9.0, check_on_train_epoch_end=True)
+    logger = lightning.loggers.CSVLogger(tmp_path)
+    torch.manual_seed(1)
+    module = Lit()
+    fit = lightning.Trainer(
+        max_epochs=6, callbacks=[grows, stop, callbacks.LearningRateMonitor()], logger=logger, accelerator="cpu",
+        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False, min_epochs=4,
+        log_every_n_steps=1,
+    )  # fmt: skip
+    fit.fit(module, loader())
+    assert grows.grown is not None
+    assert grows.grown.interrupted
+    assert grows.averaged is not None
+    assert [path for path, _ in grafted(grows.averaged)] == [path for path, _ in grafted(module.net)]
+    assert not torch.equal(grows.averaged[0].weight, module.net[0].weight)  # type: ignore[index, union-attr]
+
+
 def test_a_checkpoint_within_an_epoch_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RefusedError, match="can be saved between epochs only: leave every_n_train_steps"):
         fitted(callback(), ModelCheckpoint(tmp_path, every_n_train_steps=2))

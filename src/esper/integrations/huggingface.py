@@ -43,6 +43,8 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]
 
     grown: Grown | None = None
     """What `esper.grow` gives, after the training. Its `.model` is the Trainer's model itself."""
+    averaged: nn.Module | None = None
+    """After the training, the same with averaged weights, if `average=` was given."""
 
     def __init__(
         self, slots: Sequence[str], validate: Data, *, resume_from: str | Path | None = None, **settings: Any
@@ -136,6 +138,7 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]
         assert self._hook is not None
         self._hook.remove()
         self.grown = self._growth.finish(in_place=True)
+        self.averaged = self._growth.averaged if "average" in self._settings else None
         self.growth = None
 
     # -- checkpoints ------------------------------------------------------------------------------------------------

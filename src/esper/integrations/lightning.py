@@ -44,6 +44,8 @@ class GrowthCallback(Callback):  # type: ignore[misc]
 
     grown: Grown | None = None
     """What `esper.grow` gives, after the fit. Its `.model` is the trained module itself."""
+    averaged: nn.Module | None = None
+    """After the fit, the same with averaged weights, if `average=` was given."""
 
     def __init__(self, slots: Sequence[str], validate: Data, *, model: str = "", **settings: Any) -> None:
         """`model` is the path of the network within the LightningModule, such as "net"; "" is the whole module, whose
@@ -124,6 +126,7 @@ class GrowthCallback(Callback):  # type: ignore[misc]
         if self._growth.updates_made:  # max_steps ended the fit within an epoch
             self._growth.end_epoch()
         self.grown = self._growth.finish(in_place=True)
+        self.averaged = self._growth.averaged if "average" in self._settings else None
         self.growth = None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -189,6 +192,10 @@ def _check(trainer: Trainer, pl_module: LightningModule) -> None:
         raise RefusedError(
             "GrowthCallback needs Trainer(max_epochs=…): the controller plans with the length of the run"
         )
+    if averaging := [c for c in trainer.callbacks if "WeightAveraging" in type(c).__name__]:
+        raise RefusedError(
+            f"{type(averaging[0]).__name__} would average the host without its seeds: use GrowthCallback(average=0.999)"
+        )
     if "dataloader_iter" in inspect.signature(pl_module.training_step).parameters:
         raise RefusedError(
             "GrowthCallback cannot repeat a training_step that takes dataloader_iter: let it take a batch"
@@ -198,9 +205,7 @@ def _check(trainer: Trainer, pl_module: LightningModule) -> None:
 @contextmanager
 def _unnoticed(pl_module: LightningModule) -> Iterator[None]:
     """Within, nothing is logged, and metrics are afterwards what they were: the step is made again for a seed."""
-    metrics = [module for module in pl_module.modules() if isinstance(module, Torchmetric)]
-    more = ("_update_count", "_computed", "_forward_cache")
-    before = [(m, m._copy_state_dict() | {n: vars(m)[n] for n in more if n in vars(m)}) for m in metrics]
+    before = [(module, _values(module)) for module in pl_module.modules() if isinstance(module, Torchmetric)]
     muted = vars(pl_module)
     own = {name: muted[name] for name in ("log", "log_dict") if name in muted}
     muted["log"] = muted["log_dict"] = lambda *_, **__: None
@@ -213,6 +218,14 @@ def _unnoticed(pl_module: LightningModule) -> Iterator[None]:
         for metric, values in before:
             for name, value in values.items():
                 setattr(metric, name, value)
+
+
+def _values(metric: Any) -> dict[str, Any]:
+    """What a metric has gathered so far; its `update` may change tensors in place, and lists."""
+    gathered = {name: getattr(metric, name) for name in metric._defaults}
+    copies = {name: v.detach().clone() if isinstance(v, Tensor) else list(v) for name, v in gathered.items()}
+    more = ("_update_count", "_computed", "_forward_cache")
+    return copies | {name: vars(metric)[name] for name in more if name in vars(metric)}
 
 
 @contextmanager

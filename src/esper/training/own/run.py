@@ -49,8 +49,8 @@ class Grown:
     """A grown model and how it came to be."""
 
     model: nn.Module
-    """Plain PyTorch: no hooks, nothing of Esper's machinery; train it further, deploy it, keep it. In evaluation mode,
-    in which it was measured; `model.train()` to train on."""
+    """Plain PyTorch: your modules under their names, and the seeds as parts of them; train it further, deploy it, keep
+    it. In evaluation mode, in which it was measured; `model.train()` to train on."""
     history: History
     validation: Evaluation
     test: Evaluation | None
