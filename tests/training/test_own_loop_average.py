@@ -93,6 +93,30 @@ def test_what_is_no_average() -> None:
         growth_of(net()).averaged  # noqa: B018
 
 
+# -- after growth -----------------------------------------------------------------------------------------------------
+
+
+def test_the_model_that_was_trained_is_the_grown_one_and_its_optimizer_goes_on() -> None:
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    growth = growth_of(model, optimizer)
+    run_epoch(growth, EPOCHS)
+    expected = model.eval()(X).detach()
+    grown = growth.finish(in_place=True)
+    assert grown.model is model
+    assert len(grafted(model)) == 1
+    assert torch.equal(model(X), expected)
+    held = {id(p) for group in optimizer.param_groups for p in group["params"]}
+    assert held == {id(p) for p in model.parameters()}
+    assert len(optimizer.state) == len(held)  # moments, too
+    # A second growth of the same model, by the same optimizer, at the same place.
+    again = growth_of(model.train(), optimizer, rules=Rules(training_epochs=1, shadow_benefit=1000.0))
+    run_epoch(again, EPOCHS)
+    assert {story.fate for story in again.finish(in_place=True).history.seeds()} <= {Stage.PRUNED}
+    assert {id(p) for group in optimizer.param_groups for p in group["params"]} == held  # the first seed's stay
+    assert len(grafted(model)) == 1
+
+
 # -- schedulers by update ---------------------------------------------------------------------------------------------
 
 LONG = Rules(training_epochs=99)

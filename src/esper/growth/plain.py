@@ -34,14 +34,16 @@ def plain_model(growing: GrowingModel, *, share: bool = False) -> nn.Module:
     Seeds that still blend or are on hold stay as they act now (a constant alpha), so that the outputs are the growing
     model's. Incubating seeds do not act and are never copied. The user's own hooks are copied as `copy.deepcopy` copies
     them. The growing model is not touched. With `share`, the copy is one of modules alone: its parameters and buffers
-    are the host's own, which costs no memory.
+    are those of host and seeds, which costs no memory, and an optimizer that holds them goes on with them.
     """
     host = _copy_host(growing, share=share)
     places = []
     for slot in (slot for slot in growing.joined if slot.life.stage in IN_FORWARD):
         assert slot.seed is not None
         alpha = 1.0 if slot.life.alpha == 1.0 else float(slot.alpha)  # the tensor: its rounding is what acts
-        places.append((slot.path, _plain(copy.deepcopy(slot.seed.body)), alpha, asdict(_record(slot, alpha))))
+        body = slot.seed.body
+        kept = {id(tensor): tensor for tensor in (*body.parameters(), *body.buffers())} if share else {}
+        places.append((slot.path, _plain(copy.deepcopy(body, kept)), alpha, asdict(_record(slot, alpha))))
     graft(host, places)
     return host
 

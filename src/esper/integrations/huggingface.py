@@ -92,8 +92,8 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]
         if self._loss.requires_grad:
             self._loss.register_hook(self._note_share)  # type: ignore[no-untyped-call]
 
-    def _note_share(self, gradient: Tensor) -> None:
-        self._share = gradient.detach()
+    def _note_share(self, gradient: Tensor | None) -> None:
+        self._share = None if gradient is None else gradient.detach()  # None where only other outputs were used
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **given: Any) -> None:
         self._shadow_backward()

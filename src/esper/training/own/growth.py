@@ -237,6 +237,7 @@ class Growth(Stepper):
         """What unfinished seeds come to, and the plain model (`.model`), as `esper.grow` gives it. The loop is over.
 
         With `in_place`, the plain grown model is the very object that was trained; else that is the host alone again.
+        The optimizer holds all of the grown model's parameters, and can train it further.
         """
         if self._epoch is not None and self._updates.made:
             raise RuntimeError("updates were made since the last end_epoch(): call it after every epoch")
@@ -249,6 +250,7 @@ class Growth(Stepper):
         try:
             grown = finish_growth([self.learner], self._outlook, self.untrained, self.records, self._example, None)
             self._averaged = None if self._average is None else self._average.model()
+            self.learner.optimizer.release({slot.index for slot in model.joined})
         finally:
             host = model.detach()
             host.zero_grad(set_to_none=True)
