@@ -285,3 +285,17 @@ def test_seed_state_is_the_seeds_part_of_the_state(grown: nn.Module, tmp_path: P
     assert set(load_file(tmp_path / "x.safetensors")) == set(seed_state(grown))
     again = esper.load_seeds(host_of(grown), tmp_path / "x.safetensors")
     torch.testing.assert_close(again(X), grown(X), rtol=0, atol=1e-6)
+
+
+def test_the_strength_of_an_unfinished_seed_comes_with_its_weights(grown: nn.Module) -> None:
+    fresh = plain_model(grow(Net(), X, PLANTINGS, slots=SLOTS)).eval()
+    (blending,) = (seed for _, seed in grafted(fresh) if seed.alpha < 1.0)
+    blending.alpha = 0.125
+    fresh.load_state_dict(grown.state_dict())
+    assert torch.equal(fresh(X), grown(X))
+    state = dict(grown.state_dict())
+    key = next(key for key in state if key.endswith("_extra_state"))
+    text = bytes(state[key].tolist()).replace(b'"alpha": 1.0', b'"alpha": "x"')
+    state[key] = torch.tensor(list(text), dtype=torch.uint8)
+    with pytest.raises(ValueError, match="alpha of a seed must lie between 0 and 1, not be 'x'"):
+        fresh.load_state_dict(state)

@@ -184,7 +184,7 @@ def _config(plain: nn.Module, architecture: dict[str, Any]) -> Any:
         again = assemble(as_saved, Path(ARCHITECTURE), Sizes.of(plain.state_dict()))
     except (TypeError, ValueError):
         return None
-    shapes = [{name: value.shape for name, value in m.state_dict().items()} for m in (plain, again)]
+    shapes = [{name: v.shape for name, v in m.state_dict().items() if not is_record(name)} for m in (plain, again)]
     return config if shapes[0] == shapes[1] else None  # unequal when the host was changed after it was built
 
 

@@ -78,11 +78,10 @@ class Grafted(nn.Module):
                     f"the seed at {own.get('path')!r} has {key} {own.get(key)!r}, and the checkpoint's has "
                     f"{str(found.get(key))[:60]!r}: build the model with esper.load_seeds(host, checkpoint)"
                 )
-        alpha = found.get("alpha", 1.0)
-        if isinstance(alpha, int | float) and 0.0 <= alpha <= 1.0:
-            self.alpha = float(alpha)
-            if self.grown:
-                self.grown = {**self.grown, "alpha": self.alpha, "stage": str(found.get("stage"))[:20]}
+        alpha = found.get("alpha", self.alpha)
+        if not (isinstance(alpha, int | float) and 0.0 <= alpha <= 1.0):
+            raise ValueError(f"the checkpoint's alpha of a seed must lie between 0 and 1, not be {str(alpha)[:60]!r}")
+        self.alpha = float(alpha)
 
 
 def read_record(state: torch.Tensor) -> dict[str, Any]:

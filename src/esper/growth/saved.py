@@ -145,6 +145,8 @@ def read_graft(data: Any, path: str) -> Graft:
     _check_types(data, Graft, damaged)
     if not 0.0 <= graft.alpha <= 1.0:
         raise LoadError(f"{damaged} alpha must lie between 0 and 1, not be {graft.alpha}")
+    if not graft.path:  # to torch, the whole model
+        raise LoadError(f"{damaged} path must name a module of the host, not be empty")
     if not graft.class_name.isidentifier():
         raise LoadError(f"{damaged} class_name must be a name, not {graft.class_name!r:.60}")
     stages = [stage.name for stage in Stage if stage in IN_FORWARD]

@@ -143,7 +143,7 @@ def _placed(host: nn.Module, found: Found) -> tuple[str, nn.Module, float, dict[
 
 def _read_folder(folder: Path, host: nn.Module) -> list[Found]:
     path, weights = folder / DOCUMENT, folder / WEIGHTS
-    with refused(LoadError, f"{path} is damaged or cannot be read", OSError, ValueError, RecursionError):
+    with refused(LoadError, f"{path} is damaged or cannot be read", OSError, ValueError, TypeError, RecursionError):
         document = json.loads(read_small(path, MOST_JSON_BYTES))
         if not isinstance(document, dict) or document.get("format") != FORMAT:
             raise LoadError(f"{path} does not describe seeds that Esper saved")
@@ -153,10 +153,12 @@ def _read_folder(folder: Path, host: nn.Module) -> list[Found]:
         check_digests(document, folder, DOCUMENT, (WEIGHTS,))
         if not isinstance(document.get("seeds"), list):
             raise LoadError(f"{path} is damaged: it has no 'seeds'")
-        records = [read_graft(data, str(path)) for data in document["seeds"] if isinstance(data, dict)]
+        records = [read_graft(data, str(path)) for data in document["seeds"]]
     if not weights.exists():
         raise LoadError(f"there is no {weights}: without the weights there are no seeds")
     tensors = _tensors(weights)
+    if strange := [name for name in tensors if name.partition(".")[0] not in {str(i) for i in range(len(records))}]:
+        raise LoadError(f"{weights} belongs to other seeds than {path} describes: it has {strange[0]!r:.60}")
     if isinstance(document.get("host"), dict) and document["host"].get("weights") != _fingerprint(host):
         warnings.warn(
             f"the seeds of {folder} grew in a host with other weights than this {type(host).__name__} has: load those, "
