@@ -145,7 +145,7 @@ def outputs(model: Any) -> Tensor:
     return logits
 
 
-@pytest.mark.parametrize("make", [bert, gpt2])
+@pytest.mark.parametrize("make", [pytest.param(bert, marks=pytest.mark.slow), gpt2])
 def test_seeds_are_planted_trained_and_kept_while_the_trainer_trains(make: Any, tmp_path: Path) -> None:
     grows = callback(make)
     watch = Watch(grows)
@@ -166,8 +166,17 @@ def test_seeds_are_planted_trained_and_kept_while_the_trainer_trains(make: Any, 
     assert train.evaluate()["eval_loss"] > 0.0
 
 
-@pytest.mark.parametrize("settings", [{}, {"gradient_accumulation_steps": 4, "max_grad_norm": 0.01}])
-@pytest.mark.parametrize("make", [bert, gpt2])
+CLIPPED = {"gradient_accumulation_steps": 4, "max_grad_norm": 0.01}
+
+
+@pytest.mark.parametrize(
+    ("make", "settings"),
+    [
+        (bert, CLIPPED),
+        (gpt2, {}),
+        *(pytest.param(*pair, marks=pytest.mark.slow) for pair in ((bert, {}), (gpt2, CLIPPED))),
+    ],
+)
 def test_incubation_does_not_show(make: Any, settings: dict[str, Any], tmp_path: Path) -> None:
     plain = trainer(tmp_path, make=make, epochs=3, **settings)
     plain.train()
@@ -184,7 +193,7 @@ def test_incubation_does_not_show(make: Any, settings: dict[str, Any], tmp_path:
         assert torch.equal(ours, theirs), name
 
 
-@pytest.mark.parametrize("make", [bag, bert, gpt2])
+@pytest.mark.parametrize("make", [bag, pytest.param(bert, marks=pytest.mark.slow), gpt2])
 def test_the_shadow_gradient_is_that_of_the_accumulated_batch(make: Any, tmp_path: Path) -> None:
     """Batches of 4, two to an update, give a seed what they give the host: what a batch of 8 gives.
 
@@ -253,8 +262,6 @@ def test_max_steps_and_bfloat16(tmp_path: Path) -> None:
         ({"save_strategy": "steps"}, "saved between epochs only, and save_strategy is 'steps'"),
         ({"label_smoothing_factor": 0.1}, "leave label_smoothing_factor out"),
         ({"save_strategy": "epoch", "eval_strategy": "epoch", "load_best_model_at_end": True}, "seeds of another"),
-        ({"auto_find_batch_size": True}, "begins the training again"),
-        ({"torch_compile": True}, "cannot grow a compiled model"),
     ],
 )
 def test_settings_that_growth_cannot_follow_are_refused(settings: dict[str, Any], match: str, tmp_path: Path) -> None:
@@ -270,10 +277,12 @@ def test_settings_that_growth_cannot_follow_are_refused(settings: dict[str, Any]
         ("fsdp", ["full_shard"], "DeepSpeed or FSDP"),
         ("_n_gpu", 2, "the Trainer uses 2"),
         ("fp16", True, "use bf16=True"),
+        ("torch_compile", True, "cannot grow a compiled model"),
+        ("auto_find_batch_size", True, "begins the training again"),
     ],
 )
 def test_devices_that_growth_cannot_follow_are_refused(name: str, value: Any, match: str, tmp_path: Path) -> None:
-    """Written into the arguments: this computer has no such devices."""
+    """Written into the arguments: this computer has no such devices, or the Trainer would take long to begin."""
     grows, run = callback(), trainer(tmp_path)
     object.__setattr__(run.args, name, value)
     with pytest.raises(RefusedError, match=match):
