@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import runpy
+import sys
 from pathlib import Path
 
 import pytest
@@ -48,3 +49,19 @@ def test_the_snippet_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pyte
     assert len(grafted(again)) == len(grafted(model)) > 0
     for name, tensor in model.state_dict().items():
         assert torch.equal(tensor, again.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    ("module", "library", "match"),
+    [
+        ("lightning", "lightning.pytorch", r"Lightning is not installed: pip install \"esper\[lightning\]\""),
+        ("huggingface", "transformers", r"transformers is not installed: pip install \"esper\[huggingface\]\""),
+        ("accelerate", "accelerate", r"Accelerate is not installed: pip install \"esper\[huggingface\]\""),
+    ],
+)
+def test_a_library_that_is_not_there_is_named(
+    module: str, library: str, match: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, library, None)
+    with pytest.raises(ImportError, match=match):
+        runpy.run_path(str(ROOT / "src" / "esper" / "integrations" / f"{module}.py"))
