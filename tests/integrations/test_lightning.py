@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,15 @@ VAL = (X[150:], Y[150:])
 QUICK = Rules(training_epochs=1, blending_epochs=1, gradient_activity=0.0, shadow_benefit=-100.0, contribution=-100.0)
 LONG = Rules(training_epochs=99)
 """A seed that incubates to the end."""
+
+
+@pytest.fixture(autouse=True)
+def _environment() -> Iterator[None]:
+    """DDP leaves variables behind by which other libraries believe that they are one process of several."""
+    before = dict(os.environ)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
 
 
 class Lit(lightning.LightningModule):  # type: ignore[misc, name-defined]
