@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from esper.growth.blueprints import blueprint
     from esper.growth.export import load
     from esper.growth.model import GrowingModel
+    from esper.growth.seeds import load_seeds, save_seeds
     from esper.growth.slot_list import slots
     from esper.training.own.grow import grow
     from esper.training.own.growth import Growth
@@ -30,6 +31,8 @@ __all__ = [
     "grow",
     "inspect",
     "load",
+    "load_seeds",
+    "save_seeds",
     "slots",
 ]
 
@@ -43,6 +46,8 @@ _HOME = {
     "grow": "esper.training.own.grow",
     "inspect": "esper.growth.attach",
     "load": "esper.growth.export",
+    "load_seeds": "esper.growth.seeds",
+    "save_seeds": "esper.growth.seeds",
     "slots": "esper.growth.slot_list",
 }
 

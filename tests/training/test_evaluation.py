@@ -175,7 +175,7 @@ def test_from_scratch_begins_with_the_weights_of_the_draws_host(results: Results
     draws = [FAMILY.draw(0, held_out=True), altered(FAMILY.draw(0, held_out=True), static)]
     plain, grafted = (task_learner(draw.task, draw.seed, draw.horizon).model.host for draw in draws)
     weights = dict(grafted.named_parameters())
-    assert torch.equal(weights["stages.0.host.0.weight"], plain.get_parameter("stages.0.0.weight"))
+    assert torch.equal(weights["stages.0.0.weight"], plain.get_parameter("stages.0.0.weight"))
     assert torch.equal(weights["head.weight"], plain.get_parameter("head.weight"))
 
 

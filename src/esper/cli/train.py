@@ -66,8 +66,7 @@ class Train(ConfigOptions, TrainConfig):
     device: str = "auto"
     """cpu, cuda, …; auto is a GPU if there is one."""
     workers: Annotated[int | None, by_default("one per CPU core; on a GPU without MPS one")] = None
-    """Processes that share the environments; on a GPU, of the stacked engine alone (docs/stacked.md). The results do not
-    change."""
+    """Processes that share the environments; on a GPU, of the stacked engine alone. The results do not change."""
     cluster: str | None = None
     """Play on the nodes of a Ray cluster: auto is the one that this machine is in, HOST:PORT names its head. --workers
     is then the most actors. The results do not change."""

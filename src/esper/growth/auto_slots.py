@@ -22,7 +22,7 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from esper.growth.blueprints import SlotShape, Visibility, fitting
 from esper.growth.graft import first_tensor
-from esper.growth.places import Places, find_places, host_children, host_modules, host_of, outputs_of
+from esper.growth.places import Places, find_places, host_children, host_modules, outputs_of
 from esper.growth.probe import AttachError, Probe
 from esper.growth.visibility import visible_slots
 
@@ -97,7 +97,7 @@ def _elements(model: nn.Module, seen: Probe, places: Places) -> Iterator[_Elemen
                 walk(child, inner)
             elif calls == 1 and (single or _is_block(child, seen, classes, outputs)):
                 usable = inner if inner in places.shapes else ""
-                found[child] = _Element(usable, type(host_of(child)), not single, _has_weights(child))
+                found[child] = _Element(usable, type(child), not single, _has_weights(child))
             elif calls == 1:
                 walk(child, inner)
 
@@ -113,11 +113,11 @@ def _is_block(module: nn.Module, seen: Probe, classes: Counter[type], outputs: s
     """A module that is one link, whatever is inside: one of several alike, or one that gives what it takes."""
     call = seen.passes[1][module]
     output = first_tensor(call.output)
-    if isinstance(host_of(module), _CONTAINERS) or not isinstance(output, Tensor) or id(output) in outputs:
+    if isinstance(module, _CONTAINERS) or not isinstance(output, Tensor) or id(output) in outputs:
         return False
     if not _has_weights(module):
         return False
-    if classes[type(host_of(module))] > 1:
+    if classes[type(module)] > 1:
         return True
     first = next((value for value in (*call.args, *call.kwargs.values()) if isinstance(value, Tensor)), None)
     return first is not None and first.shape == output.shape and not _has_blocks(module, seen, classes)

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import islice
 from typing import Any, Protocol
 
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from esper.growth.blueprints import SlotShape
-from esper.growth.graft import Grafted, first_tensor
+from esper.growth.graft import SEEDS, first_tensor
 from esper.growth.layout import find_layout
 from esper.growth.probe import AttachError, Probe
 
@@ -57,29 +56,21 @@ def find_places(model: nn.Module, seen: Probe, layouts: Mapping[str, str]) -> Pl
 
 
 def module_names(module: nn.Module, path: str = "") -> Iterator[str]:
-    """Paths of all modules, second names too. Around what grew, the host's modules go by the names they always had."""
+    """Paths of all modules of the host, second names too. What grew in it earlier is no place for a slot."""
     yield path
-    if isinstance(module, Grafted):
-        yield from islice(module_names(module.host, path), 1, None)
-        return
     for name, child in module._modules.items():
-        if child is not None:
+        if child is not None and name != SEEDS:
             yield from module_names(child, f"{path}.{name}" if path else name)
-
-
-def host_of(module: nn.Module) -> nn.Module:
-    """The module without what grew at its output."""
-    return module.host if isinstance(module, Grafted) else module
 
 
 def host_children(module: nn.Module) -> list[tuple[str, nn.Module]]:
     """Its parts by name, as the host has them."""
-    return list(host_of(module).named_children())
+    return [(name, child) for name, child in module.named_children() if name != SEEDS]
 
 
 def host_modules(module: nn.Module) -> Iterator[nn.Module]:
     """It and all modules inside of it, without what grew there."""
-    yield host_of(module)
+    yield module
     for _, child in host_children(module):
         yield from host_modules(child)
 

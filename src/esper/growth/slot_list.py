@@ -17,7 +17,7 @@ from esper.growth.attach import check_model
 from esper.growth.auto_slots import AUTO, pick
 from esper.growth.blueprints import SlotShape, fitting
 from esper.growth.export import flops_per_example
-from esper.growth.places import find_places, host_of
+from esper.growth.places import find_places
 from esper.growth.probe import AttachError, probe
 from esper.growth.seed import Seed, parameter_count
 from esper.growth.slot import preserved_rng
@@ -149,7 +149,7 @@ def slots(
     found = [
         FoundSlot(
             path=path,
-            module=type(host_of(model.get_submodule(path))).__name__,
+            module=type(model.get_submodule(path)).__name__,
             shape=replace(shapes[path], visibility=may_read[path]),
             auto=path in chosen,
         )

@@ -22,6 +22,7 @@ from esper.growth.export import Saved, flops_per_example, save
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.plain import ExportError, allowed_gap, output_gap, plain_model
 from esper.growth.probe import call, untouched
+from esper.growth.seeds import save_seeds
 from esper.growth.slot import preserved_rng
 from esper.growth.slot_list import seed_flops
 from esper.lifecycle import Stage, Transition
@@ -54,8 +55,8 @@ class Grown:
     """A grown model and how it came to be."""
 
     model: nn.Module
-    """Plain PyTorch: no hooks, nothing of Esper's machinery; train it further, deploy it, keep it. In evaluation mode,
-    in which it was measured; `model.train()` to train on."""
+    """Plain PyTorch: your modules under their names, and the seeds as parts of them; train it further, deploy it, keep
+    it. In evaluation mode, in which it was measured; `model.train()` to train on."""
     history: History
     validation: Evaluation
     test: Evaluation | None
@@ -117,6 +118,10 @@ class Grown:
     def save(self, directory: str | Path) -> Saved:
         """Write the model in its portable forms, and its history, into `directory`."""
         return save(self.model, directory, self.example, history=self.history.to_json())
+
+    def save_seeds(self, directory: str | Path) -> Path:
+        """Write the seeds alone, without their host; `esper.load_seeds(host, directory)` puts them into one again."""
+        return save_seeds(self.model, directory)
 
 
 @dataclass(frozen=True, slots=True)

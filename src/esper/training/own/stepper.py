@@ -93,6 +93,16 @@ class Stepper:
         return self.learner.epoch
 
     @property
+    def updates_made(self) -> int:
+        """Since the last `end_epoch`."""
+        return 0 if self._epoch is None else self._updates.made
+
+    @property
+    def between_epochs(self) -> bool:
+        """Whether a state can be taken now."""
+        return self._epoch is None
+
+    @property
     def over(self) -> bool:
         return self.learner.epoch >= self.epochs
 
