@@ -57,6 +57,7 @@ RANGES: dict[str, Count | Range] = {
     "episodes": Count(1, 1_000_000),
     "max_seeds": Count(0, 1_000_000),
     "param_budget": Count(1, 10**15),
+    "port": Count(1, 65_535),
     "workers": Count(1, 1_024),
     "balance": SHARE,
     "conservative": WEIGHT,

@@ -130,7 +130,7 @@ def _tiles(connection: sqlite3.Connection, update: int, arm: str, envs: Sequence
         stages[row["env"]][row["slot"]] = row["target"]
     results = {r["env"]: r for r in connection.execute(f"SELECT * FROM episodes WHERE {where}", key)}
     return [
-        {"env": env, "accuracy": plots[env], "stages": sorted(stages[env].items()), **_row(results[env])}
+        {"plot": plots[env], "stages": sorted(stages[env].items()), **_row(results[env])}
         for env in envs
         if env in results
     ]
@@ -301,8 +301,11 @@ def _why_illegal(
 
 def _reason(head: str, name: str, op: str, before: Mapping[str, tuple[str, int]]) -> str:
     if head == "op":
-        reasons = {_of_slot(name, *state) for state in before.values()}
-        return "; ".join(sorted(reasons)) or "no slot is known"
+        slots: dict[str, list[str]] = {}
+        for slot, state in before.items():
+            slots.setdefault(_of_slot(name, *state), []).append(slot)
+        told = [f"{reason} at {', '.join(where)}" for reason, where in slots.items()]
+        return "; ".join(told) or "no slot is known"
     if head == "slot":
         return _of_slot(op, *before.get(name, (Stage.DORMANT.name, 0)))
     if head == "blueprint":
@@ -314,7 +317,7 @@ def _of_slot(op: str, stage: str, age: int) -> str:
     """Why an operation is not possible on a slot in this stage."""
     if op == Op.GERMINATE.name:
         if stage != Stage.DORMANT.name:
-            return f"the slot is not empty ({stage.lower()})"
+            return f"not empty ({stage.lower()})"
         return "no blueprint fits the budget, or there are as many seeds as allowed"
     if op == Op.PRUNE.name:
         if stage not in _LIVE:

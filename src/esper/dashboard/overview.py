@@ -94,7 +94,7 @@ def series(
 ) -> dict[int, float | None]:
     """By update: one metric; the primary key makes this one walk."""
     rows = connection.execute(
-        "SELECT update_number, value FROM metrics WHERE name = ? AND update_number BETWEEN ? AND ? ORDER BY 2",
+        "SELECT update_number, value FROM metrics WHERE name = ? AND update_number BETWEEN ? AND ? ORDER BY update_number",
         (name, first, 2**62 if last is None else last),
     )
     return {row["update_number"]: row["value"] for row in rows}
@@ -179,12 +179,12 @@ def _learning(connection: sqlite3.Connection, latest: Mapping[str, float | None]
         return [light("learning", "unknown", f"too early to tell: {2 * IMPROVEMENT_WINDOW} updates are needed")]
     first, last = fmean(scores[:IMPROVEMENT_WINDOW]), fmean(scores[-IMPROVEMENT_WINDOW:])
     shown = Improvement(scores[:IMPROVEMENT_WINDOW], scores[-IMPROVEMENT_WINDOW:]).shown
-    said = f"score {last:.1f} in the last {IMPROVEMENT_WINDOW} updates, {first:.1f} in the first"
+    said = f"score {first:.1f} at first, {last:.1f} now (means of {IMPROVEMENT_WINDOW} updates)"
     if _recent(connection, "return_collapse"):
         return [light("learning", "bad", f"returns collapsed; {said}", "resume from before the fall")]
     if shown:
-        return [light("learning", "good", f"{said}: more than two standard errors")]
-    return [light("learning", "neutral", f"{said}: not clearly different")]
+        return [light("learning", "good", f"{said}: a clear rise")]
+    return [light("learning", "neutral", f"{said}: no clear change")]
 
 
 def _alarms(connection: sqlite3.Connection, done: int, latest: Mapping[str, float | None]) -> list[dict[str, str]]:

@@ -1,4 +1,4 @@
-"""The page and its answers, by starlette. Needs `pip install 'esper[web]'`; everything that is answered is read-only."""
+"""The page and its answers, by starlette. Needs `pip install 'esper[web]'`; nothing can be changed here."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def make_app(sources: Sequence[Source], policy: Policy | None = None) -> Starlet
         task.cancel()
 
     def source_of(request: Request) -> Source:
-        number = request.path_params["run"]
+        number: int = request.path_params["run"]
         if number >= len(sources):
             raise RefusedRequestError(f"there is no run {number} here")
         return sources[number]
