@@ -94,7 +94,8 @@ def series(
 ) -> dict[int, float | None]:
     """By update: one metric; the primary key makes this one walk."""
     rows = connection.execute(
-        "SELECT update_number, value FROM metrics WHERE name = ? AND update_number BETWEEN ? AND ? ORDER BY update_number",
+        "SELECT update_number, value FROM metrics WHERE name = ? AND update_number BETWEEN ? AND ? "
+        "ORDER BY update_number",
         (name, first, 2**62 if last is None else last),
     )
     return {row["update_number"]: row["value"] for row in rows}

@@ -10,11 +10,22 @@ export function stateAt(episode, epoch) {
     const own = measured?.[i] ?? {};
     const stage = own.stage ?? segment?.stage ?? "DORMANT";
     const seed = segment?.seed ?? 0;
-    return { path, stage, seed, blueprint: EMPTY.has(stage) ? null : episode.seeds[seed], alpha: own.alpha, contribution: own.contribution, error: own.contribution_error, shadow: own.shadow, shadowError: own.shadow_error, measured: Boolean(measured) };
+    const from = episode.lanes[i].segments.find((one) => one.seed === seed && !EMPTY.has(one.stage))?.from ?? epoch;
+    const worth = (what) => lastMeasured(episode, i, what, from, epoch);
+    return { path, stage, seed, blueprint: EMPTY.has(stage) ? null : episode.seeds[seed], alpha: own.alpha, contribution: worth("contribution"), shadow: worth("shadow") };
   });
 }
 
-const withError = (value, error) => (known(value) ? `${signed(value)}${known(error) ? ` ± ${num(error)}` : ""}` : "not measured");
+// A seed that is part of the network is not measured any more: what was measured last, and when.
+function lastMeasured(episode, slot, what, from, epoch) {
+  for (let at = epoch; at >= from; at -= 1) {
+    const own = episode.states[at]?.[slot];
+    if (known(own?.[what])) return { value: own[what], error: own[`${what}_error`], epoch: at, old: at < epoch };
+  }
+  return null;
+}
+
+const withError = (found) => (found ? `${signed(found.value)}${known(found.error) ? ` ± ${num(found.error)}` : ""}${found.old ? `, epoch ${found.epoch + 1}` : ""}` : "not measured");
 
 function describe(slots) {
   return slots.map((one) => `slot ${one.path}: ${stageName(one.stage)}${one.blueprint ? `, ${one.blueprint}` : ""}`).join("; ");
@@ -56,7 +67,7 @@ function drawSlot(slot, x, { box, hostY, seedY, seedHeight, compact }) {
   if (known(slot.alpha)) group.append(s("rect", { class: "alphafill", x: x + 16, y: top, width: Math.max(0, Math.min(1, slot.alpha)) * wide, height: 6, rx: 3 }));
   const lines = compact
     ? [`alpha ${known(slot.alpha) ? num(slot.alpha, 2) : "–"}`]
-    : [`alpha ${known(slot.alpha) ? num(slot.alpha, 2) : "not measured"}`, `contribution ${withError(slot.contribution, slot.error)}`, `shadow benefit ${withError(slot.shadow, slot.shadowError)}`];
+    : [`alpha ${known(slot.alpha) ? num(slot.alpha, 2) : "not measured"}`, `contribution ${withError(slot.contribution)}`, `shadow ${withError(slot.shadow)}`];
   lines.forEach((text, i) => group.append(s("text", { class: "label", x: x + 16, y: top + 21 + 16 * i }, text)));
   return group;
 }
@@ -97,7 +108,7 @@ function accuracy(plot, episode, toX, top, height, left, right) {
     plot.append(s("line", { class: "grid", x1: left, x2: right, y1: toY(at), y2: toY(at) }), s("text", { x: left - 8, y: toY(at) + 4, "text-anchor": "end" }, `${num(at, 0)} %`));
   }
   const line = (list) => list.map((value, i) => (known(value) ? `${i && known(list[i - 1]) ? "L" : "M"}${toX(i + 0.5).toFixed(1)} ${toY(value).toFixed(1)}` : "")).join("");
-  plot.append(s("text", { x: left, y: top + height + 15 }, there.length ? "validation accuracy above; the life of each slot's seeds below" : "accuracy by epoch: not measured in this episode"));
+  plot.append(s("text", { x: left, y: top + height + 15 }, there.length ? (right - left > 320 ? "validation accuracy above; the life of each slot's seeds below" : "accuracy above, seeds below") : "accuracy: not measured"));
   if (episode.control.length) plot.append(s("path", { d: line(episode.control), fill: "none", "stroke-dasharray": "4 3", "stroke-width": 1.3, style: { stroke: "var(--s6)" } }), s("text", { x: right, y: toY(episode.control.at(-1) ?? floor) - 4, "text-anchor": "end" }, "not grown"));
   plot.append(s("path", { d: line(values), fill: "none", "stroke-width": 1.8, style: { stroke: "var(--s1)" } }));
 }

@@ -29,6 +29,8 @@ class History:
     """Points that one more host-size of parameters had to earn."""
     values: dict[str, SeedValue] = field(default_factory=dict)
     """By slot: what each seed that acts in the final network contributes to its score on the validation data."""
+    control: tuple[float, ...] = ()
+    """Validation accuracy of the same host without growth, epoch by epoch; empty where none was trained."""
 
     @property
     def transitions(self) -> list[Transition]:
@@ -68,9 +70,10 @@ class History:
             "slots": list(self.slots),
             "host_parameters": self.host_parameters,
             "rent": self.rent,
-            "epochs": [_record_json(record) for record in self.records],
+            "epochs": [record_json(record) for record in self.records],
             "transitions": _plain(self.transitions),
             "seeds": _plain(self.seeds()),
+            "control": _plain(self.control),
         }
 
 
@@ -94,7 +97,8 @@ class SeedStory:
     """What it contributes to the final network; None if it does not act there."""
 
 
-def _record_json(record: EpochRecord) -> dict[str, Any]:
+def record_json(record: EpochRecord) -> dict[str, Any]:
+    """An entry of `epochs`."""
     action = record.effect.action
     return {
         "epoch": record.epoch,
@@ -116,6 +120,11 @@ def _record_json(record: EpochRecord) -> dict[str, Any]:
         "contributions": _plain(record.measured.contributions),
         "shadow_benefits": _plain(record.measured.shadow_benefits),
     }
+
+
+def transitions_json(record: EpochRecord) -> list[dict[str, Any]]:
+    """Of one epoch, as entries of `transitions`."""
+    return [_plain(transition) for transition in record.transitions]
 
 
 def _plain(value: Any) -> Any:

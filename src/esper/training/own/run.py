@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -85,7 +85,20 @@ class Grown:
 
     def save(self, directory: str | Path) -> Saved:
         """Write the model in its portable forms, and its history, into `directory`."""
-        return save(self.model, directory, self.example, history=self.history.to_json())
+        return save(self.model, directory, self.example, history={**self.history.to_json(), "result": self.result()})
+
+    def result(self) -> dict[str, Any]:
+        """What was measured at the end, as data of JSON, which has no NaN."""
+        found: dict[str, Any] = {
+            "validation_accuracy": self.validation.accuracy,
+            "test_accuracy": None if self.test is None else self.test.accuracy,
+            "control_accuracy": None if self.control is None else self.control.accuracy,
+            "score": self.score,
+            "control_score": self.control_score,
+        }
+        found = {name: None if v is None or not math.isfinite(v) else v for name, v in found.items()}
+        sizes = {"parameters": self.parameters, "host_parameters": self.history.host_parameters}
+        return found | sizes | {"interrupted": self.interrupted, "remarks": list(self.remarks)}
 
 
 def run_growth(
@@ -128,7 +141,9 @@ def run_growth(
         raise KeyboardInterrupt
     for stepper in steppers:
         stepper.close()
-    return finish_growth(learners, before, growing.untrained, growing.records, example, test)
+    grown = finish_growth(learners, before, growing.untrained, growing.records, example, test)
+    control = tuple(record.measured.accuracy for stepper in steppers[1:] for record in stepper.records)
+    return replace(grown, history=replace(grown.history, control=control))
 
 
 def _make_updates(stepper: Stepper) -> None:

@@ -1,0 +1,415 @@
+"""One HTML file of a run, a grown network or a comparison: a page for whoever decides, tables for whoever checks.
+
+No scripts and nothing from elsewhere: the file can be mailed, printed and kept.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from esper.dashboard.curves import curves
+from esper.dashboard.drawings import Line, intervals, known, lanes, lines
+from esper.dashboard.episodes import episode, rollout
+from esper.dashboard.findings import findings, leaderboard
+from esper.dashboard.markup import Child, Html, joined, number, table, tag
+from esper.dashboard.overview import overview
+from esper.dashboard.source import Source
+from esper.telemetry.store import StoreError
+
+COMPARISON = "comparison.json"
+NOTHING_ELSE = "default-src 'none'; style-src 'unsafe-inline'"
+MARKS = {"good": "✓", "neutral": "–", "warning": "!", "bad": "×", "unknown": "?"}
+
+
+def report(path: Path) -> Html:
+    """Of the folder of a run or of a grown network, or of a comparison (its folder or its file)."""
+    file = path / COMPARISON if path.is_dir() else path
+    if file.is_file() and file.suffix == ".json" and file.name != "history.json":
+        return of_comparison(file)
+    source = Source.of(path)
+    view = overview(source)
+    return of_growth(source, view) if view["kind"] == "growth" else of_run(source, view)
+
+
+def page(title: str, sub: str, *parts: Child) -> Html:
+    """A whole document."""
+    style = Html((resources.files("esper.dashboard") / "report.css").read_text("utf-8"))
+    head = tag(
+        "head",
+        None,
+        tag("meta", {"charset": "utf-8"}),
+        tag("meta", {"http-equiv": "Content-Security-Policy", "content": NOTHING_ELSE}),
+        tag("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
+        tag("title", None, f"{title} · Esper"),
+        tag("style", None, style),
+    )
+    body = tag("main", None, tag("h1", None, title), tag("p", {"class": "sub"}, sub), parts)
+    footer = tag("footer", None, "Written by esper report. Scores are accuracy minus rent, in points.")
+    return Html("<!doctype html>\n" + tag("html", {"lang": "en"}, head, tag("body", None, body, footer)) + "\n")
+
+
+def facts(named: Mapping[str, tuple[Child, Child]]) -> Html:
+    boxes = (
+        tag("div", None, tag("span", {"class": "label"}, label), tag("b", None, value), tag("small", None, more))
+        for label, (value, more) in named.items()
+    )
+    return tag("div", {"class": "facts"}, boxes)
+
+
+def section(title: str, *parts: Child) -> Html:
+    return tag("section", None, tag("h2", None, title), parts)
+
+
+# -- a run of training -------------------------------------------------------------------------------------------------
+
+
+def of_run(source: Source, view: Mapping[str, Any]) -> Html:
+    found, latest = curves(source), view["latest"]
+    score = found["series"].get("episode/score", [])
+    first = next((v for v in score if known(v)), None)
+    held = latest.get("evaluation/score")
+    levels = {level["name"]: level["score"] for level in found["levels"]}
+    return page(
+        str(view["name"]),
+        f"Training of a controller on {view['task'] or 'an unknown task'}: update {view['update']} of "
+        f"{view['updates'] or '?'}, {view['state']['name']}",
+        tag("p", {"class": "lead"}, _story(view, first, levels)),
+        facts(
+            {
+                "score, last update": (number(latest["episode/score"]), joined((number(first), " in the first"))),
+                "held-out score": (number(held), "frozen policy" if known(held) else "evaluations were off"),
+                "accuracy": (number(latest["episode/accuracy"]), "percent, final networks"),
+                "size": (number(latest["episode/growth"], ".2f"), "times the host's parameters"),
+                "speed": (number(view["steps_per_second"], ",.0f"), f"steps/s; {view['steps']:,} steps in all"),
+            }
+        ),
+        section("Is it healthy?", _lights(view["lights"])),
+        section("Did it learn?", _learning(found, levels), _baselines(found["levels"])),
+        section("What does it grow?", _example(source), _best(source)),
+        section("The policy in numbers", _policy(found), _numbers(found)),
+        section("Alarms and events", _events(source)),
+        section("Settings", _settings(view["settings"]), _sessions(view["sessions"])),
+    )
+
+
+def _story(view: Mapping[str, Any], first: float | None, levels: Mapping[str, float]) -> str:
+    """In words, for a person who reads nothing else."""
+    latest = view["latest"]
+    now, held = latest["episode/score"], latest.get("evaluation/score")
+    if now is None or first is None:
+        return "No update has been recorded yet."
+    said = [f"The mean score of the networks that it grows went from {first:.1f} to {now:.1f} points."]
+    if known(held):
+        said.append(f"On problems that it never trained on, the frozen policy scores {held:.1f}.")
+    others = {name: value for name, value in levels.items() if name != "learned" and known(value)}
+    if "learned" in levels and others:
+        best = max(others, key=lambda name: others[name])
+        gap = levels["learned"] - others[best]
+        word = "ahead of" if gap > 0 else "behind" if gap < 0 else "level with"
+        said.append(f"In the comparison it is {abs(gap):.1f} points {word} the best of the others, {best}.")
+    elif not levels:
+        said.append("It has not been compared with the baselines.")
+    bad = [light["name"] for light in view["lights"] if light["state"] in ("warning", "bad")]
+    said.append(f"To look at: {', '.join(bad)}." if bad else "No alarm is on.")
+    return " ".join(said)
+
+
+def _lights(lights: Sequence[Mapping[str, str]]) -> Html:
+    rows = (
+        tag(
+            "li",
+            {"data-state": one["state"]},
+            tag("span", {"class": "mark", "title": one["state"]}, MARKS[one["state"]]),
+            tag("b", None, one["name"]),
+            tag("span", None, one["said"], f": {one['remedy']}" if one["remedy"] else ""),
+        )
+        for one in lights
+    )
+    return tag("ul", {"class": "lights"}, rows)
+
+
+def _learning(found: Mapping[str, Any], levels: Mapping[str, float]) -> Html:
+    series = [
+        Line("training mean", found["updates"], found["series"].get("episode/score", []), "s1"),
+        Line("held-out", found["evaluation"]["updates"], found["evaluation"]["scores"], "s3", points=True),
+    ]
+    drawn = lines([s for s in series if s.y], "Score by update", levels=levels, band=found["band"])
+    note = "Band: the middle 80 % of the episodes of an update. Dashed: controllers on held-out problems."
+    return joined((drawn, tag("p", {"class": "sub"}, note)))
+
+
+def _baselines(levels: Sequence[Mapping[str, Any]]) -> Html:
+    if not levels:
+        return tag("p", {"class": "none"}, "Levels of the baselines: not measured (esper compare measures them).")
+    rows = [(one["name"], number(one["score"]), _interval(one["low"], one["high"])) for one in levels]
+    return table(["controller, held-out problems", "score", "95 % interval"], rows, (1, 2))
+
+
+def _interval(low: object, high: object) -> Child:
+    return joined((number(low), " to ", number(high))) if known(low) and known(high) else number(None)
+
+
+def _example(source: Source) -> Html:
+    """The episode of the last update that kept the most, drawn."""
+    last = rollout(source, None, "train")
+
+    def kept(tile: Mapping[str, Any]) -> tuple[int, float]:
+        return sum(stage == "FOSSILIZED" for _, stage in tile["stages"]), tile["score"] or 0.0
+
+    tiles = sorted(last["tiles"], key=kept, reverse=True)
+    if not tiles:
+        return tag("p", {"class": "none"}, "No episode is recorded step by step.")
+    chosen = episode(source, (last["update"], "train", tiles[0]["env"]))
+    if chosen is None:
+        return Html("")
+    told = (
+        f"Environment {chosen['env']} of update {last['update']}, problem {tiles[0]['draw']}: accuracy by epoch above, "
+        f"the life of each slot's seeds below. It ended with {tiles[0]['accuracy']:.1f} % and ×{tiles[0]['size']:.2f}."
+    )
+    return joined((tag("p", None, told), lanes(chosen)))
+
+
+def _best(source: Source) -> Html:
+    rows = [
+        (
+            number(one["score"]),
+            number(one["accuracy"]),
+            f"×{one['size']:.2f}",
+            str(one["draw"]),
+            f"{one['arm']}, update {one['update']}",
+            number(None) if one["kept"] is None else ", ".join(one["kept"]) or "unfinished seeds only",
+        )
+        for one in leaderboard(source)["best"][:8]
+    ]
+    headings = ["score", "accuracy", "size", "problem", "episode", "kept"]
+    return joined((tag("h3", None, "Best grown networks, one per problem"), table(headings, rows, (0, 1, 2, 3))))
+
+
+def _policy(found: Mapping[str, Any]) -> Html:
+    colours = {"op": "s1", "slot": "s2", "blueprint": "s3", "blend": "s4"}
+    dashes = {"op": None, "slot": "6 3", "blueprint": "2 2", "blend": "7 2 2 2"}
+
+    def heads(what: str, label: str) -> Html:
+        own = [
+            Line(head, found["updates"], found["series"].get(f"{head}/{what}", []), colours[head], dashes[head])
+            for head in colours
+        ]
+        return joined((tag("h3", None, label), lines([one for one in own if one.y], label, height=180)))
+
+    variance = found["series"].get("explained_variance", [])
+    critic = lines(
+        [Line("explained variance", found["updates"], variance, "s1")] if variance else [], "Critic", height=180
+    )
+    return joined((heads("entropy", "Entropy by head"), heads("kl", "KL by head"), tag("h3", None, "Critic"), critic))
+
+
+def _numbers(found: Mapping[str, Any]) -> Html:
+    """First, last and extremes of every series: the table that an engineer trusts."""
+    rows = []
+    for name, values in sorted(found["series"].items()):
+        there = [v for v in values if known(v)]
+        if there:
+            rows.append((name, *(number(v, ".4g") for v in (there[0], there[-1], min(there), max(there)))))
+    each = f"each point is the mean of {found['every']} updates" if found["every"] > 1 else "by update"
+    return joined(
+        (
+            tag("h3", None, f"Every metric, {each}"),
+            table(["metric", "first", "last", "least", "most"], rows, range(1, 5)),
+        )
+    )
+
+
+def _events(source: Source) -> Html:
+    found = findings(source)
+    serious = [one for one in found["events"] if one["severity"] != "info"][:20]
+    counts = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in found["counts"].items()) or "nothing"
+    rows = [
+        (one["update"], (one["name"] or one["kind"]).replace("_", " "), one["message"], one["remedy"])
+        for one in serious
+    ]
+    told = tag("p", None, f"Recorded: {counts}.")
+    return joined((told, table(["update", "what", "said", "what to do"], rows, (0,)))) if rows else told
+
+
+def _named(event: Mapping[str, Any]) -> str:
+    return str(event["name"] or event["kind"]).replace("_", " ")
+
+
+def _settings(settings: Mapping[str, Any]) -> Html:
+    rows = (tag("div", None, tag("dt", None, name), tag("dd", None, str(value))) for name, value in settings.items())
+    return tag("dl", {"class": "settings"}, rows)
+
+
+def _sessions(sessions: Sequence[Mapping[str, Any]]) -> Html:
+    rows = [(one["from_update"], one["version"], one["command"]) for one in sessions]
+    return joined(
+        (tag("h3", None, "Commands that wrote this run"), table(["from update", "Esper", "command"], rows, (0,)))
+    )
+
+
+# -- a grown network ---------------------------------------------------------------------------------------------------
+
+
+def of_growth(source: Source, view: Mapping[str, Any]) -> Html:
+    told = episode(source, (1, "train", 0))
+    if told is None:
+        raise StoreError(f"{source.folder} has no epoch of growth yet")
+    result = view["result"] or {}
+    size = view["parameters"] / max(1, view["host_parameters"]) if known(view["parameters"]) else None
+    return page(
+        str(view["name"]),
+        f"A network grown by the controller {view['controller']} in {view['update']} epochs",
+        tag("p", {"class": "lead"}, _growth_story(view, result, told)),
+        facts(
+            {
+                "test accuracy": (number(result.get("test_accuracy")), "percent"),
+                "without growth": (number(result.get("control_accuracy")), "percent, same host, same epochs"),
+                "score": (number(result.get("score")), joined(("rent ", number(view["rent"], "g"), " a host-size"))),
+                "parameters": (
+                    number(view["parameters"], ",d"),
+                    joined(("host ", number(view["host_parameters"], ",d"))),
+                ),
+                "size": (number(size, ".2f"), "times the host"),
+            }
+        ),
+        section("How it grew", lanes(told)),
+        section("Decisions that changed it, and why", _decisions(told)),
+        section("Stage changes", _changes(told)),
+        section("Remarks", [tag("p", None, one) for one in result.get("remarks", [])] or tag("p", None, "None.")),
+        section("Files beside this report", _files(source)),
+    )
+
+
+def _growth_story(view: Mapping[str, Any], result: Mapping[str, Any], told: Mapping[str, Any]) -> str:
+    kept = [one for one in told["changes"] if one["target"] == "FOSSILIZED"]
+    removed = [one for one in told["changes"] if one["target"] == "PRUNED"]
+    grown, control = result.get("test_accuracy"), result.get("control_accuracy")
+    said = [f"{len(kept)} seeds became part of the network, {len(removed)} were removed."]
+    if known(grown) and known(control):
+        said.insert(0, f"Growing changed the test accuracy from {control:.1f} % to {grown:.1f} %.")
+    elif known(view["accuracy"]):
+        said.insert(0, f"The validation accuracy ended at {view['accuracy']:.1f} %.")
+    return " ".join(said)
+
+
+def _decisions(told: Mapping[str, Any]) -> Html:
+    rows = [
+        (
+            step["epoch"] + 1,
+            step["op"].lower(),
+            " → ".join(part for part in (step["blueprint"], step["slot"]) if part),
+            step["message"],
+            number(step["accuracy"]),
+        )
+        for step in told["steps"]
+        if step["op"] != "WAIT"
+    ]
+    return table(["epoch", "operation", "seed → slot", "why", "accuracy then"], rows, (0, 4))
+
+
+def _changes(told: Mapping[str, Any]) -> Html:
+    rows = [(one["epoch"] + 1, one["slot"], one["target"].lower(), one["reason"]) for one in told["changes"]]
+    return table(["epoch", "slot", "becomes", "because"], rows, (0,))
+
+
+def _files(source: Source) -> Html:
+    rows = [(one["name"], f"{one['bytes']:,}") for one in leaderboard(source)["files"]]
+    return table(["file", "bytes"], rows, (1,))
+
+
+# -- a comparison ------------------------------------------------------------------------------------------------------
+
+
+def of_comparison(file: Path) -> Html:
+    try:
+        told = json.loads(file.read_text("utf-8"))
+        rows = [
+            {**row, "score": row["score"]["value"], "estimate": row["score"], **_ends(row["score"])}
+            for row in told["rows"]
+        ]
+        return _comparison(file, told, rows)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise StoreError(f"{file} is not a comparison that `esper compare` wrote ({error!r:.100})") from error
+
+
+def _estimate(score: Mapping[str, Any]) -> dict[str, Any]:
+    return {"score": score["value"], "low": score["low"], "high": score["high"]}
+
+
+def _comparison(file: Path, told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Html:
+    players = [row for row in rows if not row["is_control"]]
+    count = len(told["common_draws"])
+    best = max(players, key=lambda row: row["score"], default=None)
+    lead = "No problem was completed by every controller." if best is None else _comparison_story(best, players, count)
+    cells = [
+        (
+            row["name"] + (" *" if row["on_front"] else ""),
+            number(row["test_accuracy"]["value"]),
+            f"×{row['parameters_ratio']:.2f}",
+            number(row["score"]),
+            _interval(row["low"], row["high"]),
+            _against(row["vs_none"]),
+            _against(row["vs_best_rule"]),
+            f"{row['seeds_kept']:.1f}",
+            row["governed"],
+        )
+        for row in rows
+    ]
+    headings = [
+        "",
+        "test accuracy",
+        "size",
+        "score",
+        "95 % interval",
+        "vs none",
+        "vs the best rule",
+        "seeds kept",
+        "governed",
+    ]
+    notes = (
+        "Intervals: bootstrap over problems, 95 %. vs: difference of score, paired by problem. *: no other row is both "
+        f"smaller and more accurate. The best rule is {told['best_rule'] or 'not known'}."
+    )
+    return page(
+        f"Comparison on {told['task']}",
+        f"{count} held-out problems, the same for all; {file}",
+        tag("p", {"class": "lead"}, lead),
+        section("Scores", intervals(rows, "Scores with 95 % intervals")),
+        section("Table", table(headings, cells, range(1, 9)), tag("p", {"class": "sub"}, notes)),
+        section("Every problem", _problems(told)),
+    )
+
+
+def _comparison_story(best: Mapping[str, Any], players: Sequence[Mapping[str, Any]], count: int) -> str:
+    said = f"On {count} problems that nobody trained on, {best['name']} has the best mean score, {best['score']:.1f}"
+    others = [row for row in players if row["name"] != best["name"]]
+    if not others:
+        return f"{said}."
+    second = max(others, key=lambda row: row["score"])
+    clear = best["low"] is not None and second["high"] is not None and best["low"] > second["high"]
+    word = "clearly ahead of" if clear else "ahead of (with overlapping intervals)"
+    size = f"its networks have ×{best['parameters_ratio']:.2f} the parameters of the host"
+    return f"{said}, {word} {second['name']} with {second['score']:.1f}; {size}."
+
+
+def _against(estimate: Mapping[str, Any] | None) -> Child:
+    if estimate is None:
+        return "–"
+    return joined((number(estimate["value"], "+.1f"), " (", _interval(estimate["low"], estimate["high"]), ")"))
+
+
+def _problems(told: Mapping[str, Any]) -> Html:
+    names = list(told["episodes"])
+    by_draw: dict[int, dict[str, Any]] = {}
+    for name in names:
+        for one in told["episodes"][name]:
+            by_draw.setdefault(one["number"], {})[name] = one
+    rows = []
+    for draw, own in sorted(by_draw.items()):
+        kind = next(iter(own.values()))["facts"].get("kind", "")
+        rows.append((draw, kind, *(number(own[name]["score"]) if name in own else "–" for name in names)))
+    return table(["problem", "kind", *names], rows, (0, *range(2, 2 + len(names))))
