@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -15,10 +17,13 @@ from rich.table import Table
 from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.cli.options import by_default, file_name, refuse_if_it_holds, results_folder
 from esper.cli.terminal import Watch, fits, show_rows, wide_console
+from esper.cli.watching import check_watchable, watching
 from esper.env.rent import RENT_RATE
 from esper.lifecycle import Contrast
+from esper.telemetry.store import STORE_NAME
 
 if TYPE_CHECKING:
+    from esper.dashboard.grown import GrowthRecorder
     from esper.engine.eager import EpochRecord
     from esper.tasks.family import Draw
     from esper.tasks.registry import Task
@@ -64,6 +69,8 @@ class Grow:
     """The text to learn, for the task `text`."""
     control: bool = True
     """Also train the same host without growth, for comparison."""
+    watch: bool = False
+    """Also show it on a page in the browser while it grows; needs esper[web], and keeps run.sqlite in the folder."""
     json: bool = False
     """Print the result as JSON instead of tables."""
 
@@ -75,14 +82,15 @@ class Grow:
         from esper.training.plots import drawn, plot_history
 
         refuse_if_it_holds(self.out, MODEL_FILES, "a grown model")
+        check_watchable(self.watch)
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         console = wide_console(stderr=self.json)
         controller = make_controller(self.controller)
         problem = self._problem()
         task = problem.task.to(pick_device(self.device))
         control_accuracies: list[float] = []
-        with results_folder(self.out, self._usual_folder) as out:
-            with GrowWatch(console, task, problem.horizon, control_accuracies) as on_epoch:
+        with results_folder(self.out, self._usual_folder) as out, self._recording(out, problem, console) as recorder:
+            with GrowWatch(console, task, problem.horizon, control_accuracies, recorder) as on_epoch:
                 grown = grow_task(
                     task,
                     controller=controller,
@@ -95,6 +103,8 @@ class Grow:
                     on_epoch=on_epoch,
                     on_remark=partial(note, console),
                 )
+            if recorder is not None:
+                recorder.end({**grown.history.to_json(), "result": grown.result()})
             remarks = [*grown.remarks, *grown.save(out).warnings]
         title = f"{task.name}: {task.description}; controller: {grown.history.controller}"
         if missing := drawn(plot_history, out / "growth.png", grown.history, control_accuracies, title):
@@ -104,6 +114,20 @@ class Grow:
         else:
             show(console, grown, task, out, remarks)
         return 130 if grown.interrupted else 0
+
+    @contextmanager
+    def _recording(self, out: Path, problem: Draw, console: Console) -> Iterator[GrowthRecorder | None]:
+        """With --watch: a store in the folder, and the page that reads it."""
+        if not self.watch:
+            yield None
+            return
+        from esper.dashboard.grown import GrowthRecorder
+
+        host = sum(parameter.numel() for parameter in problem.task.make_host().parameters())
+        facts = {"controller": self.controller, "slots": list(problem.task.slots), "host_parameters": host}
+        facts |= {"epochs": problem.horizon, "rent": self.rent, "task": problem.task.name}
+        with GrowthRecorder(out / STORE_NAME, facts) as recorder, watching(True, out, console):
+            yield recorder
 
     def _problem(self) -> Draw:
         """A task as it is, or one held-out problem of a family; with the limits that were asked for."""
@@ -140,14 +164,23 @@ class Grow:
 class GrowWatch(Watch):
     """A live table while a person watches; a line every few epochs when the output goes to a file."""
 
-    def __init__(self, console: Console, task: Task, epochs: int, control_accuracies: list[float]) -> None:
+    def __init__(
+        self,
+        console: Console,
+        task: Task,
+        epochs: int,
+        control_accuracies: list[float],
+        recorder: GrowthRecorder | None = None,
+    ) -> None:
         what = TextColumn("growing {task.description}", markup=False)
         self.bar = Progress(what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.job = self.bar.add_task(task.name, total=epochs)
         super().__init__(console, self.bar)
-        self.task, self.epochs, self.control = task, epochs, control_accuracies
+        self.task, self.epochs, self.control, self.recorder = task, epochs, control_accuracies, recorder
 
     def __call__(self, record: EpochRecord, control: EpochRecord | None) -> None:
+        if self.recorder is not None:
+            self.recorder.note(record, control)
         if control is not None:
             self.control.append(control.measured.accuracy)
         self.bar.advance(self.job)

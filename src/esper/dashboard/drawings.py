@@ -162,7 +162,7 @@ def lanes(episode: Mapping[str, Any]) -> Html:
     there = [v for v in (*accuracy, *control) if known(v)]
     frame = Frame((0.0, length), (min([*there, 100.0]) - 5.0, 101.0), WIDTH, 140)
     middles = [i + 0.5 for i in range(length)]
-    parts = [_axes(Frame((0.0, 0.4), frame.y, WIDTH, 140)) if there else Html("")]
+    parts = [_axes(Frame((0.1, 0.4), frame.y, WIDTH, 140)) if there else Html("")]
     if control:
         drawn = {"class": "s6", "fill": "none", "stroke-dasharray": "5 3"}
         parts.append(tag("path", {**drawn, "d": frame.path(middles[: len(control)], control)}))

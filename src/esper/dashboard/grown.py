@@ -10,16 +10,51 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from esper.engine.eager import EpochRecord
 from esper.env.rent import score as score_of
 from esper.telemetry.recorder import RunRecorder, StoreRecorder
 from esper.telemetry.records import Decision, Episode, Event, SlotState, StepDetails
 from esper.telemetry.store import RunStore, StoreError
+from esper.training.own.history import record_json, transitions_json
 
 HISTORY = "history.json"
 GROWTH = "growth"
 """The key in `meta` that says that a store is of one network."""
 CONTROL = "control"
 """The arm of the same host without growth."""
+
+
+class GrowthRecorder:
+    """Writes the epochs of a network while it grows; readers see each epoch as a whole."""
+
+    def __init__(self, path: Path, facts: Mapping[str, Any]) -> None:
+        self._store, self._slots = RunStore(path), facts["slots"]
+        self._recorder = StoreRecorder(self._store)
+        self._settled = 0
+        """Stage changes that are recorded already."""
+        self._store.describe({GROWTH: dict(facts)})
+        self._store.flush()
+
+    def __enter__(self) -> GrowthRecorder:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._store.close()
+
+    def note(self, record: EpochRecord, control: EpochRecord | None) -> None:
+        changes = transitions_json(record)
+        record_epochs(self._recorder, self._slots, [record_json(record)], changes)
+        self._settled += len(changes)
+        if control is not None:
+            self._recorder.decision(_waiting(control.epoch, control.measured.accuracy))
+        self._store.flush()
+
+    def end(self, told: Mapping[str, Any]) -> None:
+        """What was decided about unfinished seeds, and the result."""
+        record_epochs(self._recorder, self._slots, [], told["transitions"][self._settled :])
+        record_end(self._recorder, told)
+        self._store.describe({"result": told["result"]})
+        self._store.flush()
 
 
 def store_of_history(history: Path, path: Path) -> Path:
@@ -75,9 +110,9 @@ def record_epochs(
         )
 
 
-def record_control(recorder: RunRecorder, accuracies: Iterable[float], first: int = 0) -> None:
-    """Of the same host without growth, from epoch `first` on."""
-    for epoch, accuracy in enumerate(accuracies, first):
+def record_control(recorder: RunRecorder, accuracies: Iterable[float]) -> None:
+    """Of the same host without growth."""
+    for epoch, accuracy in enumerate(accuracies):
         recorder.decision(_waiting(epoch, accuracy))
 
 

@@ -64,6 +64,11 @@ def section(title: str, *parts: Child) -> Html:
     return tag("section", None, tag("h2", None, title), parts)
 
 
+def _folded(title: str, *parts: Child) -> Html:
+    """For those who look closer."""
+    return tag("details", None, tag("summary", None, title), parts)
+
+
 # -- a run of training -------------------------------------------------------------------------------------------------
 
 
@@ -90,9 +95,10 @@ def of_run(source: Source, view: Mapping[str, Any]) -> Html:
         section("Is it healthy?", _lights(view["lights"])),
         section("Did it learn?", _learning(found, levels), _baselines(found["levels"])),
         section("What does it grow?", _example(source), _best(source)),
-        section("The policy in numbers", _policy(found), _numbers(found)),
         section("Alarms and events", _events(source)),
-        section("Settings", _settings(view["settings"]), _sessions(view["sessions"])),
+        section("The policy in numbers", _policy(found)),
+        _folded("Every metric", _numbers(found)),
+        _folded("Settings and commands", _settings(view["settings"]), _sessions(view["sessions"])),
     )
 
 
@@ -198,13 +204,22 @@ def _policy(found: Mapping[str, Any]) -> Html:
             Line(head, found["updates"], found["series"].get(f"{head}/{what}", []), colours[head], dashes[head])
             for head in colours
         ]
-        return joined((tag("h3", None, label), lines([one for one in own if one.y], label, height=180)))
+        return tag("div", None, tag("h3", None, label), lines([one for one in own if one.y], label, height=300))
 
     variance = found["series"].get("explained_variance", [])
-    critic = lines(
-        [Line("explained variance", found["updates"], variance, "s1")] if variance else [], "Critic", height=180
-    )
-    return joined((heads("entropy", "Entropy by head"), heads("kl", "KL by head"), tag("h3", None, "Critic"), critic))
+    critics = [Line("explained variance", found["updates"], variance, "s1")] if variance else []
+    critic = tag("div", None, tag("h3", None, "Critic"), lines(critics, "Explained variance", height=300))
+    terms = tag("div", None, tag("h3", None, "Reward by term, mean of episodes, last update"), _terms(found))
+    return tag("div", {"class": "two"}, heads("entropy", "Entropy by head"), heads("kl", "KL by head"), critic, terms)
+
+
+def _terms(found: Mapping[str, Any]) -> Html:
+    named = {name[7:]: values for name, values in found["series"].items() if name.startswith("reward/")}
+    rows = [
+        (name.replace("_", " "), number(values[0], "+.2f"), number(values[-1], "+.2f"))
+        for name, values in named.items()
+    ]
+    return table(["term", "first", "last"], rows, (1, 2))
 
 
 def _numbers(found: Mapping[str, Any]) -> Html:
@@ -225,7 +240,7 @@ def _numbers(found: Mapping[str, Any]) -> Html:
 
 def _events(source: Source) -> Html:
     found = findings(source)
-    serious = [one for one in found["events"] if one["severity"] != "info"][:20]
+    serious = [one for one in found["events"] if one["severity"] != "info"][:10]
     counts = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in found["counts"].items()) or "nothing"
     rows = [
         (one["update"], (one["name"] or one["kind"]).replace("_", " "), one["message"], one["remedy"])
@@ -327,10 +342,7 @@ def _files(source: Source) -> Html:
 def of_comparison(file: Path) -> Html:
     try:
         told = json.loads(file.read_text("utf-8"))
-        rows = [
-            {**row, "score": row["score"]["value"], "estimate": row["score"], **_ends(row["score"])}
-            for row in told["rows"]
-        ]
+        rows = [{**row, **_estimate(row["score"])} for row in told["rows"]]
         return _comparison(file, told, rows)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{file} is not a comparison that `esper compare` wrote ({error!r:.100})") from error

@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
+import torch
 from torch import Tensor
 
 from esper.actions import HEAD_NAMES, HEADS_USED
@@ -42,6 +43,8 @@ class RolloutSummary:
     """Seeds that entered each stage."""
     governed: int
     """Episodes that the governor ended."""
+    stages: tuple[Counter[Stage], ...] = ()
+    """By slot: in how many episodes its seed ended in each stage."""
 
     @classmethod
     def of(cls, episodes: Episodes) -> RolloutSummary:
@@ -57,6 +60,7 @@ class RolloutSummary:
             steps=episodes.steps,
             lifecycle=Counter(t.target for row in episodes.reports for info in row for t in info.record.transitions),
             governed=sum(info.record.verdict is not None for info in lasts),
+            stages=_by_slot([info.record.stages for info in lasts]),
         )
 
     @classmethod
@@ -72,6 +76,9 @@ class RolloutSummary:
             steps=episodes.steps,
             lifecycle=Counter(dict(zip(Stage, facts.entered().tolist(), strict=True))),
             governed=int((facts.at_the_end(facts.steps.epoch.fault) >= 0).sum()),
+            stages=_by_slot(
+                [[Stage(code) for code in row] for row in facts.at_the_end(facts.steps.epoch.stage).tolist()]
+            ),
         )
 
     def metrics(self) -> dict[str, float]:
@@ -86,6 +93,16 @@ class RolloutSummary:
             "episode/pruned": float(self.lifecycle[Stage.PRUNED]),
             "env_steps": float(self.steps),
         }
+
+
+def _by_slot(rows: Sequence[Sequence[Stage]]) -> tuple[Counter[Stage], ...]:
+    most = max(map(len, rows), default=0)
+    return tuple(Counter(row[slot] for row in rows if slot < len(row)) for slot in range(most))
+
+
+def _counted(column: Tensor) -> Counter[Stage]:
+    """[N] of one slot; a network without that slot counts as one whose slot is empty."""
+    return Counter({Stage(code): n for code, n in enumerate(torch.bincount(column.clamp(min=0)).tolist()) if n})
 
 
 class Journal:
