@@ -22,6 +22,8 @@ NEEDED = {
     "offline": ["recording"],
     "checkpoint": ["inspect", "x.safetensors"],
     "query": ["run", "SELECT 1"],
+    "watch": ["run"],
+    "report": ["run"],
 }
 """Words without which a command is no command."""
 WORK = (
@@ -29,6 +31,7 @@ WORK = (
     "cli.bench.measure_steps",
     "cli.clone.clone",
     "cli.offline.iql",
+    "dashboard.serve.serve",
     "training.comparison.compare",
     "training.evaluation.record_job",
     "training.fleet.start_workers",

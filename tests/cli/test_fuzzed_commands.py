@@ -31,6 +31,7 @@ WRITING = ["DROP TABLE metrics", "ATTACH 'x' AS y", "VACUUM INTO 'x'", "PRAGMA u
 SQL = ["SELECT 1", *WRITING, "SELECT", ";", "--"]
 VALUES = [*NUMBERS, *NO_NUMBERS, *NAMES, *NO_NAMES, *SIGNS, *PATHS, *NO_PATHS, *INSIDE, *SQL]
 SOUND: dict[str, list[str]] = {"task": ["digits"], "device": ["cpu"], "recording": ["recording"], "folder": ["run"]}
+SOUND |= {"runs": ["run"], "port": ["8499"], "host": ["127.0.0.1"]}
 """Values that let a command come further."""
 
 

@@ -126,7 +126,7 @@ class Grow:
         host = sum(parameter.numel() for parameter in problem.task.make_host().parameters())
         facts = {"controller": self.controller, "slots": list(problem.task.slots), "host_parameters": host}
         facts |= {"epochs": problem.horizon, "rent": self.rent, "task": problem.task.name}
-        with GrowthRecorder(out / STORE_NAME, facts) as recorder, watching(True, out, console):
+        with GrowthRecorder(out / STORE_NAME, facts) as recorder, watching(True, out, console, stay=True):
             yield recorder
 
     def _problem(self) -> Draw:

@@ -6,7 +6,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from rich.console import Console
@@ -21,8 +21,11 @@ def check_watchable(watch: bool) -> None:
 
 
 @contextmanager
-def watching(watch: bool, folder: Path, console: Console) -> Iterator[None]:
-    """Serve the page of a run while the body works, where that is asked for; says where it is."""
+def watching(watch: bool, folder: Path, console: Console, *, stay: bool = False) -> Iterator[None]:
+    """Serve the page of a run while the body works, where that is asked for; says where it is.
+
+    With `stay` a person at a terminal keeps it until Ctrl-C: a network may have grown before it was looked at.
+    """
     if not watch:
         yield
         return
@@ -35,6 +38,10 @@ def watching(watch: bool, folder: Path, console: Console) -> Iterator[None]:
         console.print(said, soft_wrap=True, highlight=False)
         try:
             yield
+            if stay and console.is_terminal and sys.stdin.isatty():
+                console.print("The page stays until Ctrl-C.")
+                with suppress(KeyboardInterrupt):
+                    page.wait()
         finally:
             page.terminate()
             try:

@@ -76,8 +76,9 @@ def _of_run(source: Source, connection: sqlite3.Connection, facts: Mapping[str, 
 
 def last_update(connection: sqlite3.Connection) -> int:
     """The newest update that is recorded as a whole; 0 before the first."""
-    (found,) = connection.execute("SELECT max(update_number) FROM episodes").fetchone()
-    return int(found or 0)
+    tables = ("episodes", "decisions")  # a network that grows has steps before it has a result
+    found = [connection.execute(f"SELECT max(update_number) FROM main.{name}").fetchone()[0] for name in tables]
+    return max(int(one or 0) for one in found)
 
 
 def latest_metrics(connection: sqlite3.Connection, update: int) -> dict[str, float | None]:

@@ -5,23 +5,22 @@ No scripts and nothing from elsewhere: the file can be mailed, printed and kept.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from esper.dashboard.curves import curves
-from esper.dashboard.drawings import Line, intervals, known, lanes, lines
+from esper.dashboard.drawings import Line, known, lanes, lines
 from esper.dashboard.episodes import episode, rollout
 from esper.dashboard.findings import findings, leaderboard
-from esper.dashboard.markup import Child, Html, joined, number, table, tag
+from esper.dashboard.markup import Html, joined, number, table, tag
 from esper.dashboard.overview import overview
+from esper.dashboard.report_comparison import of_comparison
+from esper.dashboard.report_growth import of_growth
+from esper.dashboard.report_parts import facts, folded, interval, page, section
 from esper.dashboard.source import Source
-from esper.telemetry.store import StoreError
 
 COMPARISON = "comparison.json"
-NOTHING_ELSE = "default-src 'none'; style-src 'unsafe-inline'"
 MARKS = {"good": "✓", "neutral": "–", "warning": "!", "bad": "×", "unknown": "?"}
 
 
@@ -33,43 +32,6 @@ def report(path: Path) -> Html:
     source = Source.of(path)
     view = overview(source)
     return of_growth(source, view) if view["kind"] == "growth" else of_run(source, view)
-
-
-def page(title: str, sub: str, *parts: Child) -> Html:
-    """A whole document."""
-    style = Html((resources.files("esper.dashboard") / "report.css").read_text("utf-8"))
-    head = tag(
-        "head",
-        None,
-        tag("meta", {"charset": "utf-8"}),
-        tag("meta", {"http-equiv": "Content-Security-Policy", "content": NOTHING_ELSE}),
-        tag("meta", {"name": "viewport", "content": "width=device-width, initial-scale=1"}),
-        tag("title", None, f"{title} · Esper"),
-        tag("style", None, style),
-    )
-    body = tag("main", None, tag("h1", None, title), tag("p", {"class": "sub"}, sub), parts)
-    footer = tag("footer", None, "Written by esper report. Scores are accuracy minus rent, in points.")
-    return Html("<!doctype html>\n" + tag("html", {"lang": "en"}, head, tag("body", None, body, footer)) + "\n")
-
-
-def facts(named: Mapping[str, tuple[Child, Child]]) -> Html:
-    boxes = (
-        tag("div", None, tag("span", {"class": "label"}, label), tag("b", None, value), tag("small", None, more))
-        for label, (value, more) in named.items()
-    )
-    return tag("div", {"class": "facts"}, boxes)
-
-
-def section(title: str, *parts: Child) -> Html:
-    return tag("section", None, tag("h2", None, title), parts)
-
-
-def _folded(title: str, *parts: Child) -> Html:
-    """For those who look closer."""
-    return tag("details", None, tag("summary", None, title), parts)
-
-
-# -- a run of training -------------------------------------------------------------------------------------------------
 
 
 def of_run(source: Source, view: Mapping[str, Any]) -> Html:
@@ -97,8 +59,8 @@ def of_run(source: Source, view: Mapping[str, Any]) -> Html:
         section("What does it grow?", _example(source), _best(source)),
         section("Alarms and events", _events(source)),
         section("The policy in numbers", _policy(found)),
-        _folded("Every metric", _numbers(found)),
-        _folded("Settings and commands", _settings(view["settings"]), _sessions(view["sessions"])),
+        folded("Every metric", _numbers(found)),
+        folded("Settings and commands", _settings(view["settings"]), _sessions(view["sessions"])),
     )
 
 
@@ -151,12 +113,8 @@ def _learning(found: Mapping[str, Any], levels: Mapping[str, float]) -> Html:
 def _baselines(levels: Sequence[Mapping[str, Any]]) -> Html:
     if not levels:
         return tag("p", {"class": "none"}, "Levels of the baselines: not measured (esper compare measures them).")
-    rows = [(one["name"], number(one["score"]), _interval(one["low"], one["high"])) for one in levels]
+    rows = [(one["name"], number(one["score"]), interval(one["low"], one["high"])) for one in levels]
     return table(["controller, held-out problems", "score", "95 % interval"], rows, (1, 2))
-
-
-def _interval(low: object, high: object) -> Child:
-    return joined((number(low), " to ", number(high))) if known(low) and known(high) else number(None)
 
 
 def _example(source: Source) -> Html:
@@ -264,164 +222,3 @@ def _sessions(sessions: Sequence[Mapping[str, Any]]) -> Html:
     return joined(
         (tag("h3", None, "Commands that wrote this run"), table(["from update", "Esper", "command"], rows, (0,)))
     )
-
-
-# -- a grown network ---------------------------------------------------------------------------------------------------
-
-
-def of_growth(source: Source, view: Mapping[str, Any]) -> Html:
-    told = episode(source, (1, "train", 0))
-    if told is None:
-        raise StoreError(f"{source.folder} has no epoch of growth yet")
-    result = view["result"] or {}
-    size = view["parameters"] / max(1, view["host_parameters"]) if known(view["parameters"]) else None
-    return page(
-        str(view["name"]),
-        f"A network grown by the controller {view['controller']} in {view['update']} epochs",
-        tag("p", {"class": "lead"}, _growth_story(view, result, told)),
-        facts(
-            {
-                "test accuracy": (number(result.get("test_accuracy")), "percent"),
-                "without growth": (number(result.get("control_accuracy")), "percent, same host, same epochs"),
-                "score": (number(result.get("score")), joined(("rent ", number(view["rent"], "g"), " a host-size"))),
-                "parameters": (
-                    number(view["parameters"], ",d"),
-                    joined(("host ", number(view["host_parameters"], ",d"))),
-                ),
-                "size": (number(size, ".2f"), "times the host"),
-            }
-        ),
-        section("How it grew", lanes(told)),
-        section("Decisions that changed it, and why", _decisions(told)),
-        section("Stage changes", _changes(told)),
-        section("Remarks", [tag("p", None, one) for one in result.get("remarks", [])] or tag("p", None, "None.")),
-        section("Files beside this report", _files(source)),
-    )
-
-
-def _growth_story(view: Mapping[str, Any], result: Mapping[str, Any], told: Mapping[str, Any]) -> str:
-    kept = [one for one in told["changes"] if one["target"] == "FOSSILIZED"]
-    removed = [one for one in told["changes"] if one["target"] == "PRUNED"]
-    grown, control = result.get("test_accuracy"), result.get("control_accuracy")
-    said = [f"{len(kept)} seeds became part of the network, {len(removed)} were removed."]
-    if known(grown) and known(control):
-        said.insert(0, f"Growing changed the test accuracy from {control:.1f} % to {grown:.1f} %.")
-    elif known(view["accuracy"]):
-        said.insert(0, f"The validation accuracy ended at {view['accuracy']:.1f} %.")
-    return " ".join(said)
-
-
-def _decisions(told: Mapping[str, Any]) -> Html:
-    rows = [
-        (
-            step["epoch"] + 1,
-            step["op"].lower(),
-            " → ".join(part for part in (step["blueprint"], step["slot"]) if part),
-            step["message"],
-            number(step["accuracy"]),
-        )
-        for step in told["steps"]
-        if step["op"] != "WAIT"
-    ]
-    return table(["epoch", "operation", "seed → slot", "why", "accuracy then"], rows, (0, 4))
-
-
-def _changes(told: Mapping[str, Any]) -> Html:
-    rows = [(one["epoch"] + 1, one["slot"], one["target"].lower(), one["reason"]) for one in told["changes"]]
-    return table(["epoch", "slot", "becomes", "because"], rows, (0,))
-
-
-def _files(source: Source) -> Html:
-    rows = [(one["name"], f"{one['bytes']:,}") for one in leaderboard(source)["files"]]
-    return table(["file", "bytes"], rows, (1,))
-
-
-# -- a comparison ------------------------------------------------------------------------------------------------------
-
-
-def of_comparison(file: Path) -> Html:
-    try:
-        told = json.loads(file.read_text("utf-8"))
-        rows = [{**row, **_estimate(row["score"])} for row in told["rows"]]
-        return _comparison(file, told, rows)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise StoreError(f"{file} is not a comparison that `esper compare` wrote ({error!r:.100})") from error
-
-
-def _estimate(score: Mapping[str, Any]) -> dict[str, Any]:
-    return {"score": score["value"], "low": score["low"], "high": score["high"]}
-
-
-def _comparison(file: Path, told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Html:
-    players = [row for row in rows if not row["is_control"]]
-    count = len(told["common_draws"])
-    best = max(players, key=lambda row: row["score"], default=None)
-    lead = "No problem was completed by every controller." if best is None else _comparison_story(best, players, count)
-    cells = [
-        (
-            row["name"] + (" *" if row["on_front"] else ""),
-            number(row["test_accuracy"]["value"]),
-            f"×{row['parameters_ratio']:.2f}",
-            number(row["score"]),
-            _interval(row["low"], row["high"]),
-            _against(row["vs_none"]),
-            _against(row["vs_best_rule"]),
-            f"{row['seeds_kept']:.1f}",
-            row["governed"],
-        )
-        for row in rows
-    ]
-    headings = [
-        "",
-        "test accuracy",
-        "size",
-        "score",
-        "95 % interval",
-        "vs none",
-        "vs the best rule",
-        "seeds kept",
-        "governed",
-    ]
-    notes = (
-        "Intervals: bootstrap over problems, 95 %. vs: difference of score, paired by problem. *: no other row is both "
-        f"smaller and more accurate. The best rule is {told['best_rule'] or 'not known'}."
-    )
-    return page(
-        f"Comparison on {told['task']}",
-        f"{count} held-out problems, the same for all; {file}",
-        tag("p", {"class": "lead"}, lead),
-        section("Scores", intervals(rows, "Scores with 95 % intervals")),
-        section("Table", table(headings, cells, range(1, 9)), tag("p", {"class": "sub"}, notes)),
-        section("Every problem", _problems(told)),
-    )
-
-
-def _comparison_story(best: Mapping[str, Any], players: Sequence[Mapping[str, Any]], count: int) -> str:
-    said = f"On {count} problems that nobody trained on, {best['name']} has the best mean score, {best['score']:.1f}"
-    others = [row for row in players if row["name"] != best["name"]]
-    if not others:
-        return f"{said}."
-    second = max(others, key=lambda row: row["score"])
-    clear = best["low"] is not None and second["high"] is not None and best["low"] > second["high"]
-    word = "clearly ahead of" if clear else "ahead of (with overlapping intervals)"
-    size = f"its networks have ×{best['parameters_ratio']:.2f} the parameters of the host"
-    return f"{said}, {word} {second['name']} with {second['score']:.1f}; {size}."
-
-
-def _against(estimate: Mapping[str, Any] | None) -> Child:
-    if estimate is None:
-        return "–"
-    return joined((number(estimate["value"], "+.1f"), " (", _interval(estimate["low"], estimate["high"]), ")"))
-
-
-def _problems(told: Mapping[str, Any]) -> Html:
-    names = list(told["episodes"])
-    by_draw: dict[int, dict[str, Any]] = {}
-    for name in names:
-        for one in told["episodes"][name]:
-            by_draw.setdefault(one["number"], {})[name] = one
-    rows = []
-    for draw, own in sorted(by_draw.items()):
-        kind = next(iter(own.values()))["facts"].get("kind", "")
-        rows.append((draw, kind, *(number(own[name]["score"]) if name in own else "–" for name in names)))
-    return table(["problem", "kind", *names], rows, (0, *range(2, 2 + len(names))))

@@ -50,6 +50,11 @@ async function refresh() {
 }
 
 async function refreshRollout() {
+  if (have.view?.kind === "growth") {
+    Object.assign(look, { update: 1, env: 0, arm: "train" });
+    await refreshEpisode(have.view.state.name === "running");
+    return;
+  }
   const at = look.follow || look.update === null ? "" : `&update=${look.update}`;
   const rollout = await ask(`runs/${look.run}/rollout?arm=${encodeURIComponent(look.arm)}&sort=${look.sort}&page=${look.page}${at}`);
   const moved = !have.rollout || have.rollout.update !== rollout.update || have.rollout.arm !== rollout.arm;
@@ -87,6 +92,10 @@ async function refreshEpisode(moved = true) {
   drawNow(episode);
   drawChanges($("changes"), episode);
   drawTerms($("terms"), episode.terms);
+  $("terms-panel").hidden = growth;
+  $("episode-extra").classList.toggle("two", !growth);
+  $("t-learning").textContent = growth ? "Validation accuracy by epoch" : "Score by update";
+  if (growth) panels.drawAccuracy(episode);
 }
 
 function firstDecision(episode) {

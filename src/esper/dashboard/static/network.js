@@ -109,7 +109,7 @@ function accuracy(plot, episode, toX, top, height, left, right) {
   }
   const line = (list) => list.map((value, i) => (known(value) ? `${i && known(list[i - 1]) ? "L" : "M"}${toX(i + 0.5).toFixed(1)} ${toY(value).toFixed(1)}` : "")).join("");
   plot.append(s("text", { x: left, y: top + height + 15 }, there.length ? (right - left > 320 ? "validation accuracy above; the life of each slot's seeds below" : "accuracy above, seeds below") : "accuracy: not measured"));
-  if (episode.control.length) plot.append(s("path", { d: line(episode.control), fill: "none", "stroke-dasharray": "4 3", "stroke-width": 1.3, style: { stroke: "var(--s6)" } }), s("text", { x: right, y: toY(episode.control.at(-1) ?? floor) - 4, "text-anchor": "end" }, "not grown"));
+  if (episode.control.length) plot.append(s("path", { d: line(episode.control), fill: "none", "stroke-dasharray": "4 3", "stroke-width": 1.3, style: { stroke: "var(--s6)" } }), s("text", { x: right, y: toY(episode.control.at(-1) ?? floor) + 14, "text-anchor": "end" }, "not grown"));
   plot.append(s("path", { d: line(values), fill: "none", "stroke-width": 1.8, style: { stroke: "var(--s1)" } }));
 }
 

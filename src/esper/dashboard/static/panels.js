@@ -69,6 +69,18 @@ export function drawLearning(curves, view) {
     : `Levels of the baselines: not measured. To measure them: esper compare --task ${view.task ?? "TASK"} --out ${view.name}/comparison`;
 }
 
+export function drawAccuracy(episode) {
+  const x = episode.steps.map((step) => step.epoch + 1);
+  chart($("c-learning"), {
+    label: "Validation accuracy by epoch", x, empty: "no epoch is recorded yet",
+    series: [
+      { name: "grown", values: episode.steps.map((step) => step.accuracy), color: "var(--s1)" },
+      { name: "the same host, not grown", x: episode.control.map((_, i) => i + 1), values: episode.control, color: "var(--s6)", dash: "5 3" },
+    ],
+  });
+  $("levels-note").textContent = episode.control.length ? "" : "The same host without growth: not measured (the run had --no-control).";
+}
+
 export function drawPolicy(curves) {
   const get = (name) => curves.series[name] ?? [];
   const one = (id, label, name, options = {}) => { $(id).classList.add("one"); chart($(id), { label, x: curves.updates, series: [{ name: options.name ?? label.toLowerCase(), values: get(name), color: "var(--s1)" }], ...options }); };
