@@ -18,7 +18,7 @@ from starlette.routing import Route
 
 from esper.dashboard.curves import curves
 from esper.dashboard.episodes import episode, rollout
-from esper.dashboard.findings import downloadable, findings, leaderboard
+from esper.dashboard.findings import files, findings, leaderboard
 from esper.dashboard.guard import Guard, Policy
 from esper.dashboard.live import VIEWERS, EventStream, Hub
 from esper.dashboard.overview import overview
@@ -101,12 +101,16 @@ def make_app(sources: Sequence[Source], policy: Policy | None = None) -> Starlet
         return EventStream(hub) if len(hub.viewers) < VIEWERS else PlainTextResponse("too many viewers", 503)
 
     def download(request: Request) -> Response:
-        source = sources[request.path_params["run"]] if request.path_params["run"] < len(sources) else None
-        path = None if source is None else source.folder / request.path_params["name"]
-        if source is None or path is None or ".." in path.parts or not source.is_inside(path):
+        name = request.path_params["name"]
+        try:
+            source = source_of(request)
+            # Only what the page lists: a name is looked up, and no path is ever made of it.
+            listed = any(one["name"] == name for one in files(source))
+        except RefusedRequestError:
+            listed = False
+        if not listed:
             return PlainTextResponse("there is no such file", 404)
-        if not path.is_relative_to(source.folder) or not downloadable(source, path):
-            return PlainTextResponse("there is no such file", 404)
+        path = source.folder / name
         return FileResponse(path, media_type="application/octet-stream", filename=path.name)
 
     routes = [
