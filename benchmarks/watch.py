@@ -214,16 +214,22 @@ async def view(address: str, viewers: int) -> None:
     async with httpx.AsyncClient(base_url=address, timeout=60.0, limits=limits) as client:
         joined = asyncio.Semaphore(0)
 
+        async def asked(path: str) -> httpx.Response:
+            try:
+                return await client.get(path)
+            except httpx.RemoteProtocolError:  # the server closed an idle connection at that moment, as browsers know
+                return await client.get(path)
+
         async def one() -> None:
             async with client.stream("GET", "/api/live") as stream:
                 joined.release()
                 async for line in stream.aiter_lines():
+                    newest = 1
                     if line.startswith("data:"):
-                        newest = 1
                         for name in ON_OPENING:
-                            answer = await client.get(f"/api/runs/0/{name}")
-                            newest = answer.json().get("update", newest) if name.startswith("rollout") else newest
-                        await client.get(f"/api/runs/0/episode?update={newest}&arm=train&env=0")
+                            answer = await asked(f"/api/runs/0/{name}")
+                            newest = answer.json()["update"] if name.startswith("rollout") else newest
+                        await asked(f"/api/runs/0/episode?update={newest}&arm=train&env=0")
 
         tasks = [asyncio.create_task(one()) for _ in range(viewers)]
         for _ in range(viewers):

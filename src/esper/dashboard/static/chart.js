@@ -76,6 +76,7 @@ function step(node, event) {
 function draw(node) {
   const options = node.chart, series = options.series.filter((one) => one.values.some(known));
   cursors.delete(node.cursor);
+  if (node.clientHeight < 60) return;  // not on the page, or not shown
   if (!series.length) {
     fill(node, h("div", { class: "empty" }, options.empty ?? "not measured yet"));
     return;

@@ -6,6 +6,7 @@ const MARKS = { good: "✓", neutral: "–", warning: "!", bad: "×", unknown: "
 const HEADS = [["op", "var(--s1)", null], ["slot", "var(--s2)", "6 3"], ["blueprint", "var(--s3)", "2 2"], ["blend", "var(--s4)", "7 2 2 2"]];
 const TERM_COLORS = ["var(--s1)", "var(--s2)", "var(--s3)", "var(--s4)", "var(--s5)", "var(--s6)", "var(--s7)", "var(--s8)", "var(--s9)", "var(--s10)"];
 
+const hidden = (text) => h("span", { class: "visually-hidden" }, text);
 const fact = (label, value, more) => h("div", { class: "fact" }, h("div", { class: "label" }, label), h("div", { class: "value" }, value ?? notMeasured()), h("div", { class: "more" }, more ?? ""));
 
 export function drawHeader(view) {
@@ -105,10 +106,10 @@ export function drawTiles(rollout, selected, choose) {
   $("at-update").textContent = `update ${rollout.update}`;
   const every = rollout.all;
   $("env-sums").textContent = every.episodes ? `${every.episodes} episodes: mean score ${num(every.score)}, accuracy ${num(every.accuracy)} %, size ×${num(every.size, 2)}${every.governed ? `, ${every.governed} ended by the governor` : ""}` : "no episode is recorded yet";
-  const tiles = rollout.tiles.map((tile) => h("div", { class: "tile", role: "option", id: `tile-${tile.env}`, "aria-selected": String(tile.env === selected), "data-env": tile.env, onclick: () => choose(tile.env), "aria-label": `environment ${tile.env}, problem ${tile.draw}, score ${num(tile.score)}, accuracy ${num(tile.accuracy)} percent${tile.governor ? ", ended by the governor" : ""}` },
-    h("div", { class: "head" }, h("span", null, `#${tile.env}`, h("span", { class: "sub" }, ` problem ${tile.draw}`)), h("b", null, num(tile.score))),
+  const tiles = rollout.tiles.map((tile) => h("div", { class: "tile", role: "option", id: `tile-${tile.env}`, "aria-selected": String(tile.env === selected), "data-env": tile.env, onclick: () => choose(tile.env) },
+    h("div", { class: "head" }, h("span", null, `#${tile.env}`, h("span", { class: "sub" }, ` problem ${tile.draw}`)), h("b", null, hidden("score "), num(tile.score))),
     tile.plot.some(known) ? spark(tile.plot) : h("span", { class: "none" }, "not measured"),
-    h("div", { class: "foot" }, h("span", { class: "chips" }, tile.stages.map(([slot, stage]) => h("span", { class: "chip", "data-stage": stage, title: `${slot}: ${stageName(stage)}` }))), h("span", null, tile.governor ? h("span", { class: "tag warning", title: tile.governor }, "ended") : `×${num(tile.size, 2)}`))));
+    h("div", { class: "foot" }, h("span", { class: "chips" }, tile.stages.map(([slot, stage]) => h("span", { class: "chip", "data-stage": stage, title: `${slot}: ${stageName(stage)}` }, hidden(`${slot} ${stageName(stage)}, `)))), h("span", null, tile.governor ? h("span", { class: "tag warning", title: tile.governor }, "ended") : `×${num(tile.size, 2)}`))));
   fill($("tiles"), tiles);
   if (selected === null || selected === undefined) $("tiles").removeAttribute("aria-activedescendant");
   else $("tiles").setAttribute("aria-activedescendant", `tile-${selected}`);
@@ -167,6 +168,6 @@ export function drawComparison(node, mine, other) {
   const differing = keys.filter((key) => JSON.stringify(mine.view.settings?.[key]) !== JSON.stringify(other.view.settings?.[key]));
   const value = (view, name) => (known(view.latest?.[name]) ? num(view.latest[name], name === "episode/growth" ? 2 : 1) : "not measured");
   const lines = [["updates", (one) => one.view.update], ["score, last update", (one) => value(one.view, "episode/score")], ["held-out score", (one) => value(one.view, "evaluation/score")], ["accuracy, %", (one) => value(one.view, "episode/accuracy")], ["size, × host", (one) => value(one.view, "episode/growth")], ["steps per second", (one) => short(one.view.steps_per_second)], ...differing.map((key) => [key, (one) => String(one.view.settings?.[key] ?? "not set")])];
-  fill(node, h("div", { class: "three" }, panels.map(([element]) => element)), h("div", { class: "panel", style: { "margin-top": "12px" } }, h("h3", null, "Side by side ", h("span", { class: "sub" }, differing.length ? "with the settings that differ" : "all settings are the same")), h("table", null, h("thead", null, h("tr", null, h("th", { scope: "col" }, ""), h("th", { scope: "col", class: "r" }, mine.view.name), h("th", { scope: "col", class: "r" }, other.view.name))), h("tbody", null, lines.map(([name, of]) => h("tr", null, h("th", { scope: "row" }, name), h("td", { class: "r" }, of(mine)), h("td", { class: "r" }, of(other))))))));
+  fill(node, h("div", { class: "three" }, panels.map(([element]) => element)), h("div", { class: "panel", style: { "margin-top": "12px" } }, h("h3", null, "Side by side ", h("span", { class: "sub" }, differing.length ? "with the settings that differ" : "all settings are the same")), h("table", null, h("thead", null, h("tr", null, h("th", { scope: "col" }, "of the run"), h("th", { scope: "col", class: "r" }, mine.view.name), h("th", { scope: "col", class: "r" }, other.view.name))), h("tbody", null, lines.map(([name, of]) => h("tr", null, h("th", { scope: "row" }, name), h("td", { class: "r" }, of(mine)), h("td", { class: "r" }, of(other))))))));
   panels.forEach(([, drawIt]) => drawIt());
 }
