@@ -72,6 +72,8 @@ def server() -> Any:
 
 def listen(host: str, port: int | None) -> socket.socket:
     """A socket on the port that was asked for, or on the first free one."""
+    if not host.strip():  # which the system takes for every address of the machine
+        raise ValueError("--host names no address: leave it out for this machine alone, or give 0.0.0.0 for all")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     problem: OSError | None = None
     for number in range(PORT, PORT + PORTS) if port is None else [port]:
