@@ -87,10 +87,9 @@ def test_a_small_rollout_is_recorded_step_by_step_from_either(played: Episodes, 
     first = noted(played, whole)
     second = noted(replace(played, **{gone: () if gone == "reports" else None}), half)
     assert whole.records == half.records
-    assert whole.columns == []
-    assert whole.numbers == pytest.approx(half.numbers, abs=1e-9)
-    assert sum(whole.numbers.values()) == pytest.approx(sum(first.returns) / 12)  # the mean reward by term, no more
-    assert all(name.startswith("reward/") for name in whole.numbers)
+    assert (whole.columns, whole.numbers) == ([], {})
+    by_term = [value for name, value in first.metrics().items() if name.startswith("reward/")]
+    assert sum(by_term) == pytest.approx(sum(first.returns) / 12)
     assert first.stages == second.stages
     assert first.metrics() == pytest.approx(second.metrics(), abs=1e-9)
     assert first.lifecycle == +second.lifecycle

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from statistics import fmean
 
 import torch
@@ -45,6 +45,8 @@ class RolloutSummary:
     """Episodes that the governor ended."""
     stages: tuple[Counter[Stage], ...] = ()
     """By slot: in how many episodes its seed ended in each stage."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Mean over episodes of each term of the reward."""
 
     @classmethod
     def of(cls, episodes: Episodes) -> RolloutSummary:
@@ -61,6 +63,7 @@ class RolloutSummary:
             lifecycle=Counter(t.target for row in episodes.reports for info in row for t in info.record.transitions),
             governed=sum(info.record.verdict is not None for info in lasts),
             stages=_by_slot([info.record.stages for info in lasts]),
+            terms=_mean_terms(episodes.reports),
         )
 
     @classmethod
@@ -76,9 +79,8 @@ class RolloutSummary:
             steps=episodes.steps,
             lifecycle=Counter(dict(zip(Stage, facts.entered().tolist(), strict=True))),
             governed=int((facts.at_the_end(facts.steps.epoch.fault) >= 0).sum()),
-            stages=_by_slot(
-                [[Stage(code) for code in row] for row in facts.at_the_end(facts.steps.epoch.stage).tolist()]
-            ),
+            stages=tuple(_counted(column) for column in facts.at_the_end(facts.steps.epoch.stage).T),
+            terms=dict(zip(TERMS, facts.rewards().mean(0).tolist(), strict=True)),
         )
 
     def metrics(self) -> dict[str, float]:
@@ -92,6 +94,7 @@ class RolloutSummary:
             "episode/fossilized": float(self.lifecycle[Stage.FOSSILIZED]),
             "episode/pruned": float(self.lifecycle[Stage.PRUNED]),
             "env_steps": float(self.steps),
+            **{f"reward/{term}": mean for term, mean in self.terms.items()},
         }
 
 
@@ -120,7 +123,6 @@ class Journal:
         table = None if self.explain is None else PolicyTable(self.explain(episodes.select(detailed)))
         rows = {row: i for i, row in enumerate(detailed.tolist())}
         self._steps(episodes, reports, range(len(episodes)), values, detailed=rows, table=table)
-        self.recorder.metrics(self.update, self._named(_mean_terms(reports)))
         return RolloutSummary.of(episodes)
 
     def _note_in_bulk(self, episodes: Episodes, facts: Facts, values: Tensor | None) -> RolloutSummary:
@@ -132,12 +134,9 @@ class Journal:
         self._steps(chosen, reports, rows.tolist(), values, with_episodes=False, table=table)
         self.recorder.episodes(episode_columns(episodes, facts, self.update, self.arm))
         found = counts(episodes, facts) | {"sampled_episodes": float(len(rows))}
-        self.recorder.metrics(self.update, self._named(found))
-        return RolloutSummary.of_facts(episodes, facts)
-
-    def _named(self, found: Mapping[str, float]) -> dict[str, float]:
         prefix = "" if self.arm == TRAIN else f"{self.arm}/"
-        return {prefix + name: value for name, value in found.items()}
+        self.recorder.metrics(self.update, {prefix + name: value for name, value in found.items()})
+        return RolloutSummary.of_facts(episodes, facts)
 
     def _steps(
         self,
@@ -254,9 +253,9 @@ def _details(info: StepInfo, table: PolicyTable | None, row: int, step: int) -> 
 
 
 def _mean_terms(reports: Sequence[Sequence[StepInfo]]) -> dict[str, float]:
-    """Mean over episodes of each term of the reward: as a metric, curves over thousands of updates are read at once."""
+    """As metrics of an update, curves over thousands of updates are read at once."""
     terms = Counter[str]()
     for row in reports:
         for info in row:
             terms.update(info.reward.terms)
-    return {f"reward/{term}": total / len(reports) for term, total in terms.items()}
+    return {term: total / len(reports) for term, total in terms.items()}

@@ -35,7 +35,7 @@ function describe(slots) {
 export function drawNetwork(node, episode, epoch, { compact = false } = {}) {
   const slots = stateAt(episode, epoch), gap = compact ? 14 : 26;
   const left = compact ? 58 : 62, room = (node.clientWidth - 2 * left + gap) / Math.max(1, slots.length) - gap;
-  const box = compact ? 118 : Math.max(176, Math.min(300, room));
+  const box = compact ? 118 : Math.max(216, Math.min(300, room));
   const width = left * 2 + slots.length * (box + gap) - gap, height = compact ? 164 : 196;
   const hostY = height - 46, seedY = 14, seedHeight = hostY - 44;
   const plot = s("svg", { width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": `Network at epoch ${epoch + 1}. ${describe(slots)}` });
