@@ -15,6 +15,7 @@ from torch import Tensor
 
 from esper.actions import HEAD_NAMES, HEADS_USED
 from esper.env.learner_env import StepInfo
+from esper.env.reward.config import TERMS
 from esper.lifecycle import Stage
 from esper.rollout.episodes import Episodes
 from esper.rollout.facts import Facts
