@@ -152,9 +152,9 @@ def slot_bars(slots: Sequence[Counter[Stage]]) -> list[Text]:
             line = Text(f"slot {number}  ", style="dim")
             for stage, cells in _cells_by_stage(counts, total):
                 line.append(MARKS.get(stage, "×") * cells, style=COLOURS[stage])
-            named = (f"{n} {WORDS.get(stage, stage.name.lower())}" for stage, n in counts.most_common() if n)
-            lines.append(line.append("  " + ", ".join(named), style="dim"))
-            lines[-1].truncate(78, overflow="ellipsis")
+            named = [f"{n} {WORDS.get(stage, stage.name.lower())}" for stage, n in counts.most_common(3) if n]
+            more = ", …" if len(+counts) > 3 else ""
+            lines.append(line.append(f"  {', '.join(named)}{more}", style="dim"))
     return lines
 
 
