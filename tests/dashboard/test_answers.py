@@ -65,6 +65,15 @@ def test_a_run_that_goes_on_has_time_left_and_one_that_is_silent_has_not(tmp_pat
     assert "60 minutes" in stopped["state"]["said"]
 
 
+def test_who_looks_at_an_old_run_does_not_make_it_look_alive(tmp_path: Path) -> None:
+    """A reader makes an empty log beside the store: it must not pass for news."""
+    source = Source.of(make_run(tmp_path / "r", updates=4, total=10))
+    os.utime(source.store, (1e9, 1e9))
+    overview(source)
+    (source.folder / f"{STORE_NAME}-wal").touch()
+    assert source.written() == 1e9
+
+
 def test_an_alarm_turns_its_light_on_and_says_what_to_do(tmp_path: Path) -> None:
     folder = make_run(tmp_path / "r")
     with RunStore(folder / STORE_NAME) as store:

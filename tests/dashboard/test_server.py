@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from made_up_runs import make_run
+from made_up_runs import make_comparison, make_run
 
 pytest.importorskip("starlette", reason="the page needs esper[web]")
 pytest.importorskip("httpx", reason="starlette's client for tests needs httpx")
@@ -184,6 +184,9 @@ def test_the_same_question_is_asked_once_until_the_store_changes(
     assert answers == [{"n": 1}] * 20
     make_run(run, updates=0)  # another process writes
     assert client.get("/api/runs/0/curves").json() == {"n": 2}
+    make_comparison(run / "comparison")  # as `esper train` does after its last update
+    assert client.get("/api/runs/0/curves").json() == {"n": 3}
+    assert client.get("/api/runs/0/curves").json() == {"n": 3}
 
 
 def test_a_store_that_goes_away_is_an_answer_not_a_crash(tmp_path: Path) -> None:

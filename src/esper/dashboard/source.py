@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sqlite3
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -59,23 +59,32 @@ class Source:
             yield connection
 
     def stamp(self) -> Stamp:
-        """From the files alone, so that looking often costs nothing."""
-        found: list[int] = []
-        for path in (self.store, self.store.with_name(self.store.name + "-wal")):
-            try:
-                status = path.stat()
-            except OSError:
-                continue
-            found += [status.st_mtime_ns, status.st_size]
-        return tuple(found)
+        """From the files alone, so that looking often costs nothing; a comparison that is written counts, too."""
+        return (*self._store_changes(), *_changes(sorted(self.folder.glob("comparison*/comparison.json"))))
 
     def written(self) -> float:
         """When the store last changed, in seconds since 1970."""
-        return max(self.stamp()[::2], default=0) / 1e9
+        return max(self._store_changes()[::2], default=0) / 1e9
+
+    def _store_changes(self) -> Stamp:
+        return _changes([self.store, self.store.with_name(self.store.name + "-wal")])
 
     def is_inside(self, path: Path) -> bool:
         """Whether a file is one of this folder's, links followed."""
         return path.resolve().is_relative_to(self.folder.resolve())
+
+
+def _changes(paths: Sequence[Path]) -> Stamp:
+    """Time and size of each file. An empty one is left out: a reader makes the log of a store that nobody writes."""
+    found: list[int] = []
+    for path in paths:
+        try:
+            status = path.stat()
+        except OSError:
+            continue
+        if status.st_size:
+            found += [status.st_mtime_ns, status.st_size]
+    return tuple(found)
 
 
 def _check(connection: sqlite3.Connection, path: Path) -> None:
