@@ -244,7 +244,7 @@ def test_an_update_of_a_live_run_arrives_and_nothing_jumps(browser: Any, tmp_pat
         before = page.page.evaluate(places)
         page.page.focus("#tiles")
         add_update(StoreRecorder(store), 4)
-        page.page.wait_for_selector("body[data-ready='4']", timeout=5000)
+        page.page.wait_for_selector("body[data-ready='4']")
         assert "update 4 of 10" in page.text("#state")
         assert "64.0" in page.text("#facts")
         assert page.text("#at-update") == "update 4"
@@ -252,7 +252,7 @@ def test_an_update_of_a_live_run_arrives_and_nothing_jumps(browser: Any, tmp_pat
         assert page.page.evaluate("document.activeElement.id") == "tiles"
         page.page.uncheck("#follow")
         add_update(StoreRecorder(store), 5)
-        page.page.wait_for_selector("body[data-ready='5']", timeout=5000)
+        page.page.wait_for_selector("body[data-ready='5']")
         assert page.text("#at-update") == "update 4"  # who looks at something keeps it
         assert page.complaints == []
         page.context.close()

@@ -242,7 +242,12 @@ function listen() {
     if (news.run !== look.run && news.run !== look.other) return;
     waiting ??= setTimeout(() => { waiting = null; refresh(); }, 150);
   };
-  stream.onopen = () => { $("footer").textContent = "Esper · connected"; };
+  let before = false;
+  stream.onopen = () => {
+    $("footer").textContent = "Esper · connected";
+    if (before) refresh();  // what happened while the connection was lost
+    before = true;
+  };
   stream.onerror = () => { $("footer").textContent = "Esper · not connected: `esper watch` has ended, or the connection is being made again"; };
   setInterval(() => { if (!document.hidden && have.view?.state.name === "running") ask(`runs/${look.run}/overview`).then((view) => { have.view = view; panels.drawHeader(view); }).catch(() => {}); }, 5000);
 }
@@ -275,8 +280,8 @@ async function start() {
   document.addEventListener("keydown", onKey);
   new ResizeObserver(() => { if (have.episode) { drawLanes($("lanes"), have.episode, look.epoch, chooseEpoch); } }).observe($("lanes"));
   marks();
+  listen();  // before the first answers: an update between the two must not be missed
   await refresh();
-  listen();
 }
 
 start().catch(complain);
