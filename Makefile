@@ -5,16 +5,23 @@ BIN := .venv/bin
 export OMP_NUM_THREADS := 1
 PYTEST := $(BIN)/pytest -n 2 --dist worksteal
 
-.PHONY: demo test test-all check bench results docs clean
+.PHONY: demo test test-all check bench results docs clean chromium
 
 demo: .venv/demo
 	$(BIN)/python examples/demo.py
 
-test: .venv/dev
+test: .venv/dev chromium
 	$(PYTEST) -m "not slow"
 
-test-all: .venv/peers
+test-all: .venv/peers chromium
 	$(PYTEST)
+
+# Tests of the page drive a browser. As root, where there is apt, it is one package; elsewhere they say why they skip.
+chromium:
+	@command -v chromium > /dev/null || \
+	  { [ "$$(id -u)" = 0 ] && command -v apt-get > /dev/null && \
+	    { apt-get update -qq; DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends chromium; } \
+	    > /dev/null 2>&1; } || echo "chromium is not installed: tests of the page in a browser are skipped"
 
 check: .venv/dev
 	$(BIN)/ruff check .

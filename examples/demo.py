@@ -36,6 +36,9 @@ def main() -> None:
     judged = ["--controllers", controllers, "--episodes", str(EPISODES), "--no-controls"]
     step(["compare", "--task", "mixed", *judged, "--out", str(compared)])
     step(["grow", "--task", "mixed", "--draw", str(DRAW), "--controller", CONTROLLER, "--out", str(grown)])
+    reports = [folder / "report.html" for folder in (compared, grown)]
+    for file in reports:
+        step(["report", str(file.parent), "--out", str(file)])
     print(f"\nDone in {clock(time.perf_counter() - started)}. Pictures and files of this demo:")
     kept = {
         compared / "comparison.png": "the learned controller beside the rule, on problems that nobody trained on",
@@ -49,6 +52,9 @@ def main() -> None:
     print("Next, train a controller of your own, in a few minutes:")
     print(f"  {program} train --preset demo")
     print(f"More: {program} --help, README.md")
+    print("The reports of this demo, to be read in a browser and mailed:")
+    for file in reports:
+        print(f"  {file}")
 
 
 if __name__ == "__main__":

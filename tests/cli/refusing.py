@@ -23,6 +23,8 @@ NEEDED = {
     "checkpoint": ["inspect", "x.safetensors"],
     "query": ["run", "SELECT 1"],
     "sweep": ["sweep.toml"],
+    "watch": ["run"],
+    "report": ["run"],
 }
 """Words without which a command is no command."""
 WORK = (
@@ -30,6 +32,7 @@ WORK = (
     "cli.bench.measure_steps",
     "cli.clone.clone",
     "cli.offline.iql",
+    "dashboard.serve.serve",
     "training.comparison.compare",
     "training.evaluation.record_job",
     "training.loop.Trainer.run",

@@ -36,6 +36,9 @@ SOUND: dict[str, list[str]] = {
     "recording": ["recording"],
     "folder": ["run"],
     "path": ["sweep.toml"],
+    "runs": ["run"],
+    "port": ["8499"],
+    "host": ["127.0.0.1"],
 }
 """Values that let a command come further."""
 

@@ -38,8 +38,24 @@ def test_a_decision_keeps_what_was_chosen_and_how_surely(tmp_path: Path) -> None
         )
         recorder.decision(Decision.of(wait, **where, epoch=1, slot=None, probabilities={"op": 0.9}, value=1.0))
     assert written(path, "SELECT * FROM decisions") == [
-        (2, "train", 3, 0, "GERMINATE", "layers.1", "depthwise", "linear", 0.25, 0.5, 0.2, 0.3, 1.5, -0.5, 1, "policy"),
-        (2, "train", 3, 1, "WAIT", None, None, None, 0.9, None, None, None, 1.0, None, 0, "wait"),
+        (
+            2,
+            "train",
+            3,
+            0,
+            "GERMINATE",
+            "layers.1",
+            "depthwise",
+            "linear",
+            *odds.values(),
+            1.5,
+            -0.5,
+            1,
+            "policy",
+            None,
+            None,
+        ),
+        (2, "train", 3, 1, "WAIT", None, None, None, 0.9, None, None, None, 1.0, None, 0, "wait", None, None),
     ]
 
 

@@ -5,6 +5,8 @@ Covers: R147, R157 (bounded memory, nothing dropped over long runs)
 
 from __future__ import annotations
 
+import dataclasses
+import json
 import os
 import shutil
 import signal
@@ -19,7 +21,8 @@ from pathlib import Path
 import pytest
 from telemetry_samples import record_update, sample_episode
 
-from esper.telemetry import RunStore, StoreError, StoreRecorder, open_readonly
+from esper.telemetry import Decision, RunStore, StoreError, StoreRecorder, open_readonly
+from esper.telemetry.records import SlotState, StepDetails
 from esper.telemetry.schema import MIGRATIONS, RUN_TABLES
 from esper.telemetry.store import STORE_NAME
 
@@ -340,15 +343,49 @@ def test_a_store_of_an_older_version_is_upgraded_in_one_go(path: Path) -> None:
     assert ask(path, "SELECT score FROM v_progress") == [(60.0,)]
 
 
-def test_a_store_of_the_first_version_gets_the_views_of_this_one(path: Path) -> None:
-    with RunStore(path, migrations=MIGRATIONS[:1]) as store:
+def older_store(path: Path, version: int) -> None:
+    """A store of that version with one update: the columns that there were, copied from one of today."""
+    today = path.with_name("today.sqlite")
+    with RunStore(today) as store:
         record_update(StoreRecorder(store), 1)
-        store.add(("DROP VIEW v_actions", [()]))
+    RunStore(path, migrations=MIGRATIONS[:version]).close()
+    connection = sqlite3.connect(path)
+    connection.execute("ATTACH ? AS today", (str(today),))
+    for (name,) in connection.execute("SELECT name FROM main.sqlite_schema WHERE type = 'table'").fetchall():
+        columns = ", ".join(row[1] for row in connection.execute(f"PRAGMA main.table_info({name})"))
+        connection.execute(f"INSERT INTO main.{name} SELECT {columns} FROM today.{name}")
+    connection.execute("DROP VIEW v_actions")
+    connection.commit()
+    connection.close()
+
+
+def test_a_store_of_the_first_version_gets_the_views_of_this_one(path: Path) -> None:
+    older_store(path, 1)
     with RunStore(path) as store:
         counted = {"sampled_episodes": 8.0, "actions/WAIT": 70.0, "actions/PRUNE": 30.0, "effective/PRUNE": 29.0}
         StoreRecorder(store).metrics(2, counted)
     rows = ask(path, "SELECT update_number, op, times, share, effective FROM v_actions ORDER BY 1, 2")
     assert rows == [(1, "GERMINATE", 5, 1.0, 5), (2, "PRUNE", 30, 0.3, 29), (2, "WAIT", 70, 0.7, None)]
+
+
+def test_a_store_of_the_second_version_gets_the_columns_of_this_one(path: Path) -> None:
+    """What was recorded before has no accuracy; what comes now has one, and details beside it."""
+    older_store(path, 2)
+    state = SlotState("layers.0", "TRAINING", 0.25, shadow=1.23456, shadow_error=0.5)
+    details = StepDetails([state], {"op": {"WAIT": 0.123456, "PRUNE": None}})
+    with RunStore(path) as store:
+        decision = Decision(2, 0, 0, "WAIT", None, None, None, {}, None, False, "", accuracy=81.5, parameters=7)
+        StoreRecorder(store).decision(dataclasses.replace(decision, details=details))
+    assert ask(path, "SELECT update_number, accuracy, parameters FROM decisions WHERE env = 0 AND epoch = 0") == [
+        (1, None, None),
+        (2, 81.5, 7),
+    ]
+    ((slots, choices),) = ask(path, "SELECT slots, choices FROM step_details")
+    # Four digits; what was not measured is left out, an illegal choice is null.
+    assert json.loads(str(slots)) == [
+        {"path": "layers.0", "stage": "TRAINING", "alpha": 0.25, "shadow": 1.235, "shadow_error": 0.5}
+    ]
+    assert json.loads(str(choices)) == {"op": {"WAIT": 0.1235, "PRUNE": None}}
 
 
 def test_an_upgrade_that_fails_changes_nothing(path: Path) -> None:

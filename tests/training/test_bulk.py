@@ -88,6 +88,9 @@ def test_a_small_rollout_is_recorded_step_by_step_from_either(played: Episodes, 
     second = noted(replace(played, **{gone: () if gone == "reports" else None}), half)
     assert whole.records == half.records
     assert (whole.columns, whole.numbers) == ([], {})
+    by_term = [value for name, value in first.metrics().items() if name.startswith("reward/")]
+    assert sum(by_term) == pytest.approx(sum(first.returns) / 12)
+    assert first.stages == second.stages
     assert first.metrics() == pytest.approx(second.metrics(), abs=1e-9)
     assert first.lifecycle == +second.lifecycle
 
@@ -96,7 +99,7 @@ def test_a_small_rollout_is_recorded_step_by_step_from_either(played: Episodes, 
 def small_bulk(monkeypatch: pytest.MonkeyPatch) -> int:
     """Twelve episodes count as many, and three are a sample."""
     monkeypatch.setattr(journal, "BULK", 10)
-    monkeypatch.setattr(journal, "sample", lambda draws: sample(draws, 3))
+    monkeypatch.setattr(journal, "sample", lambda draws, count=3: sample(draws, count))
     return 3
 
 

@@ -34,8 +34,8 @@ from esper.agent.policies import load_policy_tensors, policy_tensors, read_polic
 from esper.agent.update import Batch, Forward, ppo_update, prepare
 from esper.env.spaces import ActionMasks, Observation
 from esper.errors import first_line
-from esper.policy.distribution import validate_masks
-from esper.policy.network import FactoredRecurrentActorCritic, RecurrentState
+from esper.policy.distribution import FactoredPolicy, validate_masks
+from esper.policy.network import FactoredRecurrentActorCritic, NetworkOutput, RecurrentState
 from esper.rollout.episodes import Episodes, map_tensors
 from esper.telemetry.gradients import one_device
 
@@ -144,6 +144,16 @@ class PPOAgent:
         )
         whole = episodes.lengths == episodes.lengths.max()
         return batch, map_tensors(out.state, lambda tensor: tensor[:, whole])
+
+    @torch.no_grad()
+    def policy_of(self, episodes: Episodes) -> FactoredPolicy:
+        """The probabilities of every choice in each step, of episodes that the policy as it is now has played."""
+        episodes = episodes.to(self.device)
+        raw = episodes.observation
+        seen = raw if self.observation_normaliser is None else self.observation_normaliser(raw)
+        with exact(self.device):  # never compiled: the number of episodes is another one than in updates
+            out: NetworkOutput = self.network(seen, episodes.masks, self.network.initial_state(len(episodes)))
+        return out.policy
 
     def _check(self, episodes: Episodes) -> None:
         if episodes.log_prob is None or episodes.value is None:

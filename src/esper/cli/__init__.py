@@ -29,6 +29,8 @@ COMMANDS = {
     "tune-heuristic": "search good settings for the heuristic, under a budget of steps",
     "sweep": "many training runs, seeds × settings, and one table of them",
     "checkpoint": "inspect a checkpoint, or bring an old one up to date",
+    "watch": "a page that shows runs and networks while they grow; needs esper[web]",
+    "report": "one HTML file of a run, a grown network or a comparison, to be mailed",
     "query": "ask the store of a run with SQL; without SQL, list its tables and views",
     "bench": "how fast growing is on this machine, eager and with CUDA graphs",
     "info": "what there is: tasks, controllers, blueprints, devices",

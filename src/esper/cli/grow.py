@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import warnings
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -16,12 +17,15 @@ from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.cli.options import by_default, file_name, refuse_if_it_holds, results_folder
 from esper.cli.terminal import wide_console
 from esper.cli.user_code import user_errors, user_function
+from esper.cli.watching import check_watchable, watching
 from esper.env.rent import RENT_RATE
 from esper.tables import Report
+from esper.telemetry.store import STORE_NAME
 
 if TYPE_CHECKING:
     from torch import nn
 
+    from esper.dashboard.grown import GrowthRecorder
     from esper.tasks.family import Draw
     from esper.training.own.run import Grown
 
@@ -85,6 +89,8 @@ class Grow:
     """Keep the network of the epoch with the best validation accuracy, not that of the last one."""
     checkpoint: Path | None = None
     """Folder for the state after every epoch: the same command goes on from there after it was killed."""
+    watch: bool = False
+    """Also show it on a page in the browser while it grows; needs esper[web], and keeps run.sqlite in the folder."""
     json: bool = False
     """Print the result as JSON instead of tables."""
 
@@ -93,10 +99,11 @@ class Grow:
         from esper.training.plots import drawn, plot_history
 
         refuse_if_it_holds(self.out, MODEL_FILES, "a grown model")
+        check_watchable(self.watch)
         console = wide_console(stderr=self.json)
         controller = make_controller(self.controller)
         problem = self._own_model() if self.model or self.data else self._task()
-        with results_folder(self.out, self._usual_folder) as out:
+        with results_folder(self.out, self._usual_folder) as out, self._recording(out, problem, console) as recorder:
             grown = problem.grow(
                 controller=controller,
                 rent=self.rent,
@@ -105,8 +112,11 @@ class Grow:
                 keep_best=self.keep_best,
                 checkpoint=self.checkpoint,
                 progress=console,
+                on_epoch=None if recorder is None else recorder.note,
                 on_remark=partial(note, console),
             )
+            if recorder is not None:
+                recorder.end({**grown.history.to_json(), "result": grown.result()})
             remarks = [*grown.remarks, *grown.save(out).warnings]
         title = f"{problem.title}; controller: {grown.history.controller}"
         if missing := drawn(plot_history, out / "growth.png", grown.history, title):
@@ -129,7 +139,10 @@ class Grow:
         task = found.task.to(pick_device(self.device))
         settings: dict[str, Any] = {"epochs": found.horizon, "seed": found.seed}
         limits: dict[str, Any] = {"budget": found.budget, "max_seeds": found.max_seeds}
-        return Problem(task.name, f"{task.name}: {task.description}", partial(grow_task, task, **settings, **limits))
+        host = sum(parameter.numel() for parameter in task.make_host().parameters())
+        facts = {"task": task.name, "slots": list(task.slots), "host_parameters": host, "epochs": found.horizon}
+        title = f"{task.name}: {task.description}"
+        return Problem(task.name, title, partial(grow_task, task, **settings, **limits), facts)
 
     def _own_model(self) -> Problem:
         """What the functions of the user's files give."""
@@ -143,6 +156,8 @@ class Grow:
         if self.model is None or self.data is None:
             missing = "--data" if self.data is None else "--model"
             raise ValueError(f"--model and --data belong together: add {missing} FILE.py:FUNCTION")
+        if self.watch:
+            raise ValueError("--watch is for tasks: of a model of your own, look at the report (esper report FOLDER)")
         pick_device(self.device)
         make_model, make_data = user_function("--model", self.model), user_function("--data", self.data)
         torch.manual_seed(self.seed)
@@ -189,6 +204,18 @@ class Grow:
                 **settings,
             )
 
+    @contextmanager
+    def _recording(self, out: Path, problem: Problem, console: Console) -> Iterator[GrowthRecorder | None]:
+        """With --watch: a store in the folder, and the page that reads it."""
+        if not self.watch:
+            yield None
+            return
+        from esper.dashboard.grown import GrowthRecorder
+
+        facts = {**problem.facts, "controller": self.controller, "rent": self.rent}
+        with GrowthRecorder(out / STORE_NAME, facts) as recorder, watching(True, out, console, stay=True):
+            yield recorder
+
     def _problem(self) -> Draw:
         """A task as it is, or one held-out problem of a family; with the limits that were asked for."""
         from esper.tasks import load_task, task_names
@@ -229,6 +256,8 @@ class Problem:
     name: str
     title: str
     grow: Callable[..., Grown]
+    facts: Mapping[str, Any] = field(default_factory=dict)
+    """What `--watch` shows before the first epoch; of a task."""
 
 
 def _kind(value: object) -> str:

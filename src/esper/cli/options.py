@@ -58,6 +58,7 @@ RANGES: dict[str, Count | Range] = {
     "max_seeds": Count(0, 1_000_000),
     "param_budget": Count(1, 10**15),
     "patience": Count(1, 1_000_000),
+    "port": Count(1, 65_535),
     "workers": Count(1, 1_024),
     "balance": SHARE,
     "conservative": WEIGHT,

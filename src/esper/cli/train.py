@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 import torch
 import tyro
 from rich.console import Console
-from rich.table import Table
 
 from esper.agent.policies import LearnedController
 from esper.cli.clusters import ActorOption, device_of_jobs, opened_cluster
@@ -30,7 +29,9 @@ from esper.cli.options import (
     no_empty_folder,
     option_name,
 )
-from esper.cli.terminal import Watch, clock, wide_console
+from esper.cli.terminal import clock, wide_console
+from esper.cli.train_view import TrainWatch
+from esper.cli.watching import check_watchable, watching
 from esper.engine.gc_control import deferred_gc
 from esper.env.rent import RENT_RATE
 from esper.telemetry import sinks
@@ -47,7 +48,7 @@ from esper.training.session import begin_session, duration_of
 from esper.training.train_config import PRESETS, TrainConfig
 
 if TYPE_CHECKING:
-    from esper.training.cluster import RayCluster
+    pass
 
 CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "tensorboard", "wandb"}
 """A run may go on longer, its files may have moved, and others may watch; anything else would make it another run."""
@@ -74,6 +75,8 @@ class Train(ConfigOptions, TrainConfig):
     """What each actor of a cluster has for itself: a core, or a GPU. The agent learns on --device."""
     profile: Path | None = None
     """Write torch profiler traces of the first updates to this folder."""
+    watch: bool = False
+    """Also show the run on a page in the browser while it goes on; needs esper[web]."""
 
     SHORT: ClassVar[dict[str, str]] = {"reward": "reward.mode", "teacher_kl": "ppo.teacher_kl"}
     """Options that have a short name, too."""
@@ -106,7 +109,8 @@ class Train(ConfigOptions, TrainConfig):
             if cluster is None and (duration := duration_of(config, trainer.engine.name, device, workers)):
                 console.print(duration, highlight=False, soft_wrap=True)
             try:
-                finished = self._train(console, trainer, store, undo)
+                with watching(self.watch, folder.path, console):
+                    finished = self._train(console, trainer, store, undo)
             finally:
                 trainer.close()
         if not finished:
@@ -169,6 +173,7 @@ class Train(ConfigOptions, TrainConfig):
         config.family().draw(config.draw_ids(1)[0])
         self._plan(config, device)
         _check_sinks(config)
+        check_watchable(self.watch)
         if self.profile is not None:
             claim(self.profile)
 
@@ -268,90 +273,6 @@ def _sinks(folder: Path, config: TrainConfig) -> Iterator[RunRecorder]:
         yield sinks.TensorBoardSink(folder / "tensorboard")
     if config.wandb is not None:
         yield sinks.WandbSink(config.wandb, name=folder.name, folder=folder, settings=config.to_json())
-
-
-# -- what a person sees of a run while it goes on ----------------------------------------------------------------------
-
-HELD_OUT = "held-out score"
-HEADINGS = {
-    "explained": "critic\nexplains",
-    "grown/kept/pruned": "grown/kept\n/pruned",
-    HELD_OUT: "held-out\nscore",
-}
-"""In two lines, so that a terminal of 80 columns has room for all."""
-
-
-class TrainWatch(Watch):
-    """A live table of the last updates for a person; a line per update in a file."""
-
-    ROWS = 8
-
-    def __init__(self, console: Console, trainer: Trainer, cluster: RayCluster | None = None) -> None:
-        super().__init__(console, f"update {trainer.update + 1} of {trainer.config.updates} …")
-        self.cluster = cluster
-        self.trainer, self.started, self.first = trainer, time.perf_counter(), trainer.update
-        self.reports: list[UpdateReport] = []
-
-    def __exit__(self, *error: object) -> None:
-        super().__exit__(*error)
-        if self.live and self.reports:
-            self.console.print(self._table())
-
-    def __call__(self, report: UpdateReport) -> None:
-        self.reports.append(report)
-        for message in report.anomalies:
-            self.console.print(f"update {report.update}: {message}", style="yellow", soft_wrap=True)
-        if self.live:
-            self.live.update(self._table())
-        else:
-            cells = ", ".join(f"{name} {value}" for name, value in _cells(report).items())
-            nodes = f"; {self._nodes()}" if self.cluster is not None else ""
-            self.console.print(f"{cells}, {_rate(report)}{self._left()} left{nodes}", soft_wrap=True)
-
-    def _nodes(self) -> str:
-        return "" if self.cluster is None else self.cluster.members.progress()
-
-    def _left(self) -> str:
-        done = self.reports[-1].update - self.first
-        remaining = self.trainer.config.updates - self.reports[-1].update
-        return clock((time.perf_counter() - self.started) / done * remaining)
-
-    def _table(self) -> Table:
-        done, total = self.reports[-1].update, self.trainer.config.updates
-        rows = [_cells(report) for report in self.reports[-self.ROWS :]]
-        judged = any(report.evaluation is not None for report in self.reports)
-        speed = _rate(self.reports[-1])
-        table = Table(
-            title=f"update {done} of {total}, {speed}{self._left()} left{self._nodes()}", box=None, padding=(0, 1, 0, 0)
-        )
-        for name in rows[0]:
-            if name != HELD_OUT or judged:
-                table.add_column(HEADINGS.get(name, name), justify="right", vertical="bottom", no_wrap=True)
-        for row in rows:
-            table.add_row(*list(row.values())[: len(table.columns)])
-        return table
-
-
-def _rate(report: UpdateReport) -> str:
-    speed = report.metrics.get("steps_per_second")
-    return "" if speed is None else f"{speed:,.0f} steps/s, "
-
-
-def _cells(report: UpdateReport) -> dict[str, str]:
-    m = report.metrics
-    seeds = "/".join(f"{m[f'episode/{fate}']:.0f}" for fate in ("germinated", "fossilized", "pruned"))
-    return {
-        "update": str(report.update),
-        "return": f"{m['episode/return']:.1f}",
-        "score": f"{m['episode/score']:.1f}",
-        "accuracy": f"{m['episode/accuracy']:.1f}",
-        "size": f"×{m['episode/growth']:.2f}",
-        "entropy": f"{m['entropy']:.2f}",
-        "KL": f"{m['kl']:.4f}",
-        "explained": f"{m['explained_variance']:.2f}",
-        "grown/kept/pruned": seeds,
-        HELD_OUT: "–" if report.evaluation is None else f"{report.evaluation:.1f}{' *' * report.best}",
-    }
 
 
 COMMAND = Train

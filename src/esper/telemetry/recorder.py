@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import astuple, fields
 from itertools import repeat
 
-from esper.telemetry.records import Decision, Episode, EpisodeColumns, Event, Level, to_json
+from esper.telemetry.records import Decision, Episode, EpisodeColumns, Event, Level, SlotState, StepDetails, to_json
 from esper.telemetry.store import RunStore, Statement
 
 
@@ -41,8 +42,10 @@ _EVENT = (
 # Plain INSERTs: an episode or decision that comes twice would silently replace another one, so it is an error.
 _EPISODE = f"INSERT INTO episodes VALUES ({', '.join('?' * 11)})"
 _EPISODE_REWARD = "INSERT INTO episode_rewards VALUES (?, ?, ?, ?, ?)"
-_DECISION = f"INSERT INTO decisions VALUES ({', '.join('?' * 16)})"
+_DECISION = f"INSERT INTO decisions VALUES ({', '.join('?' * 18)})"
 _HEADS = ("op", "slot", "blueprint", "blend")
+_DETAILS = "INSERT INTO step_details VALUES (?, ?, ?, ?, ?, ?)"
+_SLOT_FIELDS = tuple(field.name for field in fields(SlotState))
 _STEP_REWARD = "INSERT INTO step_rewards VALUES (?, ?, ?, ?, ?, ?)"
 
 
@@ -87,8 +90,9 @@ class StoreRecorder(RunRecorder):
         what = (d.op, d.slot, d.blueprint, d.blend)
         numbers = [_float(p.get(head)) for head in _HEADS] + [_float(d.value), _float(d.reward)]
         rewards = d.rewards if self.level is Level.DETAILED else {}
-        row = (*key, *what, *numbers, bool(d.changed), d.message)
-        self.store.add((_DECISION, [row]), _by_term(_STEP_REWARD, key, rewards))
+        row = (*key, *what, *numbers, bool(d.changed), d.message, _float(d.accuracy), _int(d.parameters))
+        details = [] if d.details is None else [(*key, *_as_json(d.details))]
+        self.store.add((_DECISION, [row]), (_DETAILS, details), _by_term(_STEP_REWARD, key, rewards))
 
     def flush(self) -> None:
         self.store.flush()
@@ -99,6 +103,21 @@ class StoreRecorder(RunRecorder):
 
 def _by_term(sql: str, key: tuple[object, ...], rewards: Mapping[str, float]) -> Statement:
     return sql, [(*key, term, float(value)) for term, value in rewards.items()]
+
+
+def _as_json(details: StepDetails) -> tuple[str, str | None]:
+    """Four digits are enough for people, and half the space."""
+    slots = [_known(dict(zip(_SLOT_FIELDS, astuple(slot), strict=True))) for slot in details.slots]
+    choices = {head: {name: _short(p) for name, p in of.items()} for head, of in details.choices.items()}
+    return to_json(slots), to_json(choices) if choices else None
+
+
+def _known(values: Mapping[str, object]) -> dict[str, object]:
+    return {name: _short(value) for name, value in values.items() if value is not None}
+
+
+def _short(value: object) -> object:
+    return float(f"{value:.4g}") if isinstance(value, float) else value
 
 
 def _int(value: int | None) -> int | None:

@@ -77,6 +77,30 @@ class EpisodeColumns:
 
 
 @dataclass(frozen=True, slots=True)
+class SlotState:
+    """One slot while an epoch was trained; None is what was not measured."""
+
+    path: str
+    stage: str
+    alpha: float
+    contribution: float | None = None
+    """Points of accuracy with the seed over without it."""
+    contribution_error: float | None = None
+    shadow: float | None = None
+    """The same as promised on the shadow pass."""
+    shadow_error: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class StepDetails:
+    """What a person wants to see of a step, and what is recorded of some episodes only."""
+
+    slots: Sequence[SlotState]
+    choices: Mapping[str, Mapping[str, float | None]] = field(default_factory=dict)
+    """By head: the probability of every choice, None for illegal ones; heads that were not used are left out."""
+
+
+@dataclass(frozen=True, slots=True)
 class Decision:
     """One decision of one environment, and what it really did."""
 
@@ -98,6 +122,11 @@ class Decision:
     rewards: Mapping[str, float] = field(default_factory=dict)
     """By term. Kept at the detailed level only: an episode keeps their sums."""
     arm: str = TRAIN
+    accuracy: float | None = None
+    """Of the validation set at the end of the epoch, in percent."""
+    parameters: int | None = None
+    """Of the network as it acts then."""
+    details: StepDetails | None = None
 
     @staticmethod
     def of(
@@ -112,6 +141,9 @@ class Decision:
         reward: float | None = None,
         rewards: Mapping[str, float] | None = None,
         arm: str = TRAIN,
+        accuracy: float | None = None,
+        parameters: int | None = None,
+        details: StepDetails | None = None,
     ) -> Decision:
         """From the effect of an action; `slot` is the path of the slot that the action names by number."""
         action = effect.action
@@ -130,6 +162,9 @@ class Decision:
             reward=reward,
             rewards=rewards or {},
             arm=arm,
+            accuracy=accuracy,
+            parameters=parameters,
+            details=details,
         )
 
 

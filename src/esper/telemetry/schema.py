@@ -103,10 +103,25 @@ CREATE INDEX events_by_update ON events (update_number);
 _VERSION_2 = """-- views only: v_actions and v_lifecycle_counts also read the counts of runs that record a sample
 """
 
-MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2)
+_VERSION_3 = """
+ALTER TABLE decisions ADD COLUMN accuracy REAL;  -- of the validation set at the end of the epoch, in percent
+ALTER TABLE decisions ADD COLUMN parameters INTEGER;  -- of the network as it acts then
+
+CREATE TABLE step_details (  -- of some episodes of each rollout
+    update_number INTEGER NOT NULL,
+    arm TEXT NOT NULL,
+    env INTEGER NOT NULL,
+    epoch INTEGER NOT NULL,
+    slots TEXT NOT NULL,  -- JSON: of each slot its path, stage, alpha, contribution, shadow benefit
+    choices TEXT,  -- JSON: by head, the probability of every choice; null is illegal. NULL where rules decided
+    PRIMARY KEY (update_number, arm, env, epoch)
+) WITHOUT ROWID;
+"""
+
+MIGRATIONS: tuple[str, ...] = (_VERSION_1, _VERSION_2, _VERSION_3)
 """Script number i brings a store from version i to i + 1. A published script never changes; a new one is added."""
 
-RUN_TABLES = ("metrics", "episodes", "episode_rewards", "decisions", "step_rewards", "events")
+RUN_TABLES = ("metrics", "episodes", "episode_rewards", "decisions", "step_details", "step_rewards", "events")
 """What belongs to an update, and goes when the run is taken back before it."""
 
 _SAMPLED = "SELECT update_number FROM metrics WHERE name = 'sampled_episodes'"

@@ -6,21 +6,27 @@ Of a rollout of at most `BULK` episodes every step is recorded; of a larger one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 
+import torch
 from torch import Tensor
 
 from esper.actions import HEAD_NAMES, HEADS_USED
 from esper.env.learner_env import StepInfo
+from esper.env.reward.config import TERMS
 from esper.lifecycle import Stage
 from esper.rollout.episodes import Episodes
 from esper.rollout.facts import Facts
 from esper.rollout.render import render, reports_of
 from esper.telemetry.recorder import RunRecorder
-from esper.telemetry.records import TRAIN, Decision, Episode, Event
+from esper.telemetry.records import TRAIN, Decision, Episode, Event, StepDetails
 from esper.training.bulk import BULK, counts, episode_columns, sample
+from esper.training.choices import Explain, PolicyTable, details_of
+
+DETAILED = 16
+"""Episodes of a rollout that is recorded in full whose slots and choices are recorded, too: about 200 bytes a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +44,10 @@ class RolloutSummary:
     """Seeds that entered each stage."""
     governed: int
     """Episodes that the governor ended."""
+    stages: tuple[Counter[Stage], ...] = ()
+    """By slot: in how many episodes its seed ended in each stage."""
+    terms: Mapping[str, float] = field(default_factory=dict)
+    """Mean over episodes of each term of the reward."""
 
     @classmethod
     def of(cls, episodes: Episodes) -> RolloutSummary:
@@ -53,6 +63,8 @@ class RolloutSummary:
             steps=episodes.steps,
             lifecycle=Counter(t.target for row in episodes.reports for info in row for t in info.record.transitions),
             governed=sum(info.record.verdict is not None for info in lasts),
+            stages=_by_slot([info.record.stages for info in lasts]),
+            terms=_mean_terms(episodes.reports),
         )
 
     @classmethod
@@ -68,6 +80,8 @@ class RolloutSummary:
             steps=episodes.steps,
             lifecycle=Counter(dict(zip(Stage, facts.entered().tolist(), strict=True))),
             governed=int((facts.at_the_end(facts.steps.epoch.fault) >= 0).sum()),
+            stages=tuple(_counted(column) for column in facts.at_the_end(facts.steps.epoch.stage).T),
+            terms=dict(zip(TERMS, facts.rewards().mean(0).tolist(), strict=True)),
         )
 
     def metrics(self) -> dict[str, float]:
@@ -81,20 +95,35 @@ class RolloutSummary:
             "episode/fossilized": float(self.lifecycle[Stage.FOSSILIZED]),
             "episode/pruned": float(self.lifecycle[Stage.PRUNED]),
             "env_steps": float(self.steps),
+            **{f"reward/{term}": mean for term, mean in self.terms.items()},
         }
+
+
+def _by_slot(rows: Sequence[Sequence[Stage]]) -> tuple[Counter[Stage], ...]:
+    most = max(map(len, rows), default=0)
+    return tuple(Counter(row[slot] for row in rows if slot < len(row)) for slot in range(most))
+
+
+def _counted(column: Tensor) -> Counter[Stage]:
+    """[N] of one slot; a network without that slot counts as one whose slot is empty."""
+    return Counter({Stage(code): n for code, n in enumerate(torch.bincount(column.clamp(min=0)).tolist()) if n})
 
 
 class Journal:
     """Writes rollouts of one update to the recorder."""
 
-    def __init__(self, recorder: RunRecorder, update: int, arm: str = TRAIN) -> None:
-        self.recorder, self.update, self.arm = recorder, update, arm
+    def __init__(self, recorder: RunRecorder, update: int, arm: str = TRAIN, explain: Explain | None = None) -> None:
+        """`explain` gives the distributions that decisions were drawn from; None where rules decide."""
+        self.recorder, self.update, self.arm, self.explain = recorder, update, arm, explain
 
     def note(self, episodes: Episodes, values: Tensor | None = None) -> RolloutSummary:
         """Record the episodes; `values` [N, T] in reward units."""
         if len(episodes) > BULK and episodes.facts is not None:
             return self._note_in_bulk(episodes, episodes.facts, values)
-        self._steps(episodes, reports_of(episodes), range(len(episodes)), values)
+        reports, detailed = reports_of(episodes), sample(episodes.draw, DETAILED)
+        table = None if self.explain is None else PolicyTable(self.explain(episodes.select(detailed)))
+        rows = {row: i for i, row in enumerate(detailed.tolist())}
+        self._steps(episodes, reports, range(len(episodes)), values, detailed=rows, table=table)
         return RolloutSummary.of(episodes)
 
     def _note_in_bulk(self, episodes: Episodes, facts: Facts, values: Tensor | None) -> RolloutSummary:
@@ -102,10 +131,11 @@ class Journal:
         chosen = episodes.select(rows)
         reports = chosen.reports or render(facts, rows)
         values = None if values is None else values[rows.to(values.device)]
-        self._steps(chosen, reports, rows.tolist(), values, with_episodes=False)
+        table = None if self.explain is None else PolicyTable(self.explain(chosen))
+        self._steps(chosen, reports, rows.tolist(), values, with_episodes=False, table=table)
         self.recorder.episodes(episode_columns(episodes, facts, self.update, self.arm))
-        prefix = "" if self.arm == TRAIN else f"{self.arm}/"
         found = counts(episodes, facts) | {"sampled_episodes": float(len(rows))}
+        prefix = "" if self.arm == TRAIN else f"{self.arm}/"
         self.recorder.metrics(self.update, {prefix + name: value for name, value in found.items()})
         return RolloutSummary.of_facts(episodes, facts)
 
@@ -117,8 +147,11 @@ class Journal:
         values: Tensor | None,
         *,
         with_episodes: bool = True,
+        detailed: Mapping[int, int] | None = None,
+        table: PolicyTable | None = None,
     ) -> None:
-        """Every step of the episodes, the first steps first; `envs` are their numbers in the rollout."""
+        """Every step of the episodes, the first steps first; `envs` are their numbers in the rollout. `detailed` are
+        the rows whose slots and choices are recorded, with their rows in the `table`; None is all of them."""
         probabilities = None if episodes.log_prob is None else episodes.log_prob.exp().tolist()
         expected = None if values is None else values.tolist()
         draws = episodes.draw.tolist()
@@ -127,12 +160,26 @@ class Journal:
                 if step >= len(row):
                     continue
                 chosen = () if probabilities is None else probabilities[i][step]
-                self._decision(env, row[step], chosen, None if expected is None else expected[i][step])
+                at = i if detailed is None else detailed.get(i)
+                self._decision(
+                    env,
+                    row[step],
+                    chosen,
+                    None if expected is None else expected[i][step],
+                    None if at is None else _details(row[step], table, at, step),
+                )
                 self._events(env, row[step])
                 if with_episodes and step == len(row) - 1:
                     self._episode(env, draws[i], row)
 
-    def _decision(self, env: int, info: StepInfo, probabilities: Sequence[float], value: float | None) -> None:
+    def _decision(
+        self,
+        env: int,
+        info: StepInfo,
+        probabilities: Sequence[float],
+        value: float | None,
+        details: StepDetails | None,
+    ) -> None:
         effect = info.record.effect
         action = effect.action
         chosen = dict(zip(HEAD_NAMES, probabilities, strict=False))
@@ -148,6 +195,9 @@ class Journal:
                 reward=info.reward.total,
                 rewards=info.reward.terms,
                 arm=self.arm,
+                accuracy=info.record.measured.accuracy,
+                parameters=info.parameters,
+                details=details,
             )
         )
 
@@ -196,3 +246,17 @@ class Journal:
                 arm=self.arm,
             )
         )
+
+
+def _details(info: StepInfo, table: PolicyTable | None, row: int, step: int) -> StepDetails:
+    action = info.record.effect.action
+    return details_of(info, {} if table is None else table.choices(row, step, action, info.slots))
+
+
+def _mean_terms(reports: Sequence[Sequence[StepInfo]]) -> dict[str, float]:
+    """As metrics of an update, curves over thousands of updates are read at once."""
+    terms = Counter[str]()
+    for row in reports:
+        for info in row:
+            terms.update(info.reward.terms)
+    return {term: total / len(reports) for term, total in terms.items()}

@@ -194,7 +194,7 @@ class Trainer:
         with self.timers("telemetry"):
             assert episodes.value is not None
             values = self.agent.value_normaliser.to_returns(episodes.value)  # before the update moves these units
-            rollout = Journal(self.recorder, update).note(episodes, values)
+            rollout = Journal(self.recorder, update, explain=self.agent.policy_of).note(episodes, values)
         agent, detailed = self.agent, self.recorder.level is Level.DETAILED
         watch = GradientWatch(agent.optimizer, agent.network, self.config.ppo.max_grad_norm, enabled=detailed)
         with self.timers("update"), watch:
@@ -261,7 +261,8 @@ class Trainer:
         with self.timers("evaluation"):
             episodes = self.fleet.play(self._policy(), draws, held_out=True)
             self.fleet.seconds()  # the phases of a rollout are logged without those of evaluations
-            return fmean(Journal(self.recorder, update, EVALUATION).note(episodes).scores)
+            journal = Journal(self.recorder, update, EVALUATION, self.agent.policy_of)
+            return fmean(journal.note(episodes).scores)
 
     def _save(self, update: int) -> None:
         if self.folder is None:

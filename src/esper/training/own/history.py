@@ -115,7 +115,7 @@ class History:
             "control": _plain(self.control),
             "kept_epochs": len(self.told),
             "epochs": [
-                {**_record_json(record), "flops_per_example": flops}
+                {**record_json(record), "flops_per_example": flops}
                 for record, flops in zip(self.records, self.flops(), strict=True)
             ],
             "transitions": _plain(self.transitions),
@@ -146,7 +146,8 @@ class SeedStory:
     """What it contributes to the final network; None if it does not act there."""
 
 
-def _record_json(record: EpochRecord) -> dict[str, Any]:
+def record_json(record: EpochRecord) -> dict[str, Any]:
+    """An entry of `epochs`."""
     action = record.effect.action
     return {
         "epoch": record.epoch,
@@ -168,6 +169,11 @@ def _record_json(record: EpochRecord) -> dict[str, Any]:
         "contributions": _plain(record.measured.contributions),
         "shadow_benefits": _plain(record.measured.shadow_benefits),
     }
+
+
+def transitions_json(record: EpochRecord) -> list[dict[str, Any]]:
+    """Of one epoch, as entries of `transitions`."""
+    return [_plain(transition) for transition in record.transitions]
 
 
 def _plain(value: Any) -> Any:

@@ -117,7 +117,20 @@ class Grown:
 
     def save(self, directory: str | Path) -> Saved:
         """Write the model in its portable forms, and its history, into `directory`."""
-        return save(self.model, directory, self.example, history=self.history.to_json())
+        return save(self.model, directory, self.example, history={**self.history.to_json(), "result": self.result()})
+
+    def result(self) -> dict[str, Any]:
+        """What was measured at the end, as data of JSON, which has no NaN."""
+        found: dict[str, Any] = {
+            "validation_accuracy": self.validation.accuracy,
+            "test_accuracy": None if self.test is None else self.test.accuracy,
+            "control_accuracy": None if self.control is None else self.control.accuracy,
+            "score": self.score,
+            "control_score": self.control_score,
+        }
+        found = {name: None if v is None or not math.isfinite(v) else v for name, v in found.items()}
+        sizes = {"parameters": self.parameters, "host_parameters": self.history.host_parameters}
+        return found | sizes | {"interrupted": self.interrupted, "remarks": list(self.remarks)}
 
     def save_seeds(self, directory: str | Path) -> Path:
         """Write the seeds alone, without their host; `esper.load_seeds(host, directory)` puts them into one again."""

@@ -1,0 +1,101 @@
+"""`esper watch`: a page that shows runs and networks while they grow, and afterwards."""
+
+from __future__ import annotations
+
+import socket
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from tyro.conf import Positional, arg
+
+from esper.cli.terminal import wide_console
+
+if TYPE_CHECKING:
+    from esper.dashboard.guard import Policy
+
+PORT = 8470
+"""The first that is tried."""
+PORTS = 50
+
+
+@dataclass(frozen=True)
+class Watch:
+    """Show runs, or networks that grow, on a page in the browser, live. Nothing can be changed there."""
+
+    runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN [OTHER …]")]
+    """Folders of runs, or of grown networks; the first one is shown, the others can be compared with it."""
+    host: str = "127.0.0.1"
+    """Address to listen on. Any other than this machine's own loopback demands a token, which is printed once."""
+    port: int | None = None
+    """Port to listen on; the first free one from 8470 on if none is named."""
+    allow_host: tuple[str, ...] = ()
+    """More names by which people reach this machine, such as that of a proxy."""
+    open: bool = False
+    """Also open the page in a browser."""
+
+    def run(self) -> int:
+        from esper.dashboard.guard import Policy
+        from esper.dashboard.source import Source
+
+        serve = server()
+        sources = [Source.of(path) for path in self.runs]
+        listening = listen(self.host, self.port)
+        policy = Policy.of(self.host, self.allow_host)
+        console = wide_console()
+        address = address_of(listening, self.host, policy)
+        console.print(f"Watch it on {address}", soft_wrap=True, highlight=False)
+        if policy.token is not None:
+            console.print("The token in this address is needed once, and is not printed again.", highlight=False)
+        console.print("Ctrl-C ends this page; a run that is being trained goes on.", style="dim", highlight=False)
+        if self.open:
+            import webbrowser
+
+            webbrowser.open(address)
+        serve(sources, policy, listening)
+        return 0
+
+
+def server() -> Any:
+    """What serves; refused in words where the packages are missing."""
+    from esper.telemetry.sinks import PackageMissingError
+
+    try:
+        from esper.dashboard.serve import serve
+    except ImportError as error:
+        raise PackageMissingError(
+            f"the page needs packages that are not installed ({error.name}): pip install 'esper[web]'; "
+            "`esper report` needs none"
+        ) from error
+    return serve
+
+
+def listen(host: str, port: int | None) -> socket.socket:
+    """A socket on the port that was asked for, or on the first free one."""
+    if not host.strip():  # which the system takes for every address of the machine
+        raise ValueError("--host names no address: leave it out for this machine alone, or give 0.0.0.0 for all")
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    problem: OSError | None = None
+    for number in range(PORT, PORT + PORTS) if port is None else [port]:
+        found = socket.socket(family, socket.SOCK_STREAM)
+        found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            found.bind((host, number))
+            found.listen(128)
+        except (OSError, OverflowError) as error:
+            found.close()
+            problem = OSError(str(error))
+            continue
+        return found
+    what = f"port {port}" if port is not None else f"any port from {PORT} to {PORT + PORTS - 1}"
+    raise ValueError(f"cannot listen on {host}, {what} ({problem}): choose another with --host or --port")
+
+
+def address_of(listening: socket.socket, host: str, policy: Policy) -> str:
+    port = listening.getsockname()[1]
+    shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
+    name = f"[{shown}]" if ":" in shown else shown
+    return f"http://{name}:{port}/" + ("" if policy.token is None else f"?token={policy.token}")
+
+
+COMMAND = Watch
