@@ -47,7 +47,7 @@ def covering(folder: Path = ROOT / "tests") -> dict[str, list[str]]:
     """Row → the test modules that name it."""
     found: dict[str, list[str]] = {}
     for path in sorted(folder.rglob("test_*.py")):
-        for part in re.findall(r"Covers:((?:[\s,]*R\d{3})+)", path.read_text("utf-8")):
+        for part in re.findall(r'Covers:(.*?)(?:\n\s*\n|""")', path.read_text("utf-8"), re.DOTALL):
             for number in re.findall(r"R\d{3}", part):
                 found.setdefault(number, []).append(str(path.relative_to(folder)))
     return found

@@ -21,6 +21,7 @@ NEEDED = {
     "clone": ["recording"],
     "offline": ["recording"],
     "checkpoint": ["inspect", "x.safetensors"],
+    "completion": ["bash"],
     "query": ["run", "SELECT 1"],
 }
 """Words without which a command is no command."""

@@ -301,7 +301,7 @@ def _gradient_norms(groups: dict[str, list[nn.Parameter]]) -> Tensor:
     norms = []
     for name in GRADIENT_GROUPS:
         gradients = [p.grad for p in groups[name] if p.grad is not None]
-        norms.append(nn.utils.get_total_norm(gradients).float())
+        norms.append(nn.utils.get_total_norm(gradients).float().to(groups[name][0].device))  # of none: 0 on the CPU
     return torch.stack(norms)
 
 

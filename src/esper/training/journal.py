@@ -6,14 +6,17 @@ Of a rollout of at most `BULK` episodes every step is recorded; of a larger one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import fmean
 
+import torch
 from torch import Tensor
 
 from esper.actions import HEAD_NAMES, HEADS_USED
 from esper.env.learner_env import StepInfo
+from esper.env.reward.config import TERMS
+from esper.env.reward.reward import shaping_share
 from esper.lifecycle import Stage
 from esper.rollout.episodes import Episodes
 from esper.rollout.facts import Facts
@@ -29,6 +32,8 @@ class RolloutSummary:
 
     draws: tuple[int, ...]
     returns: list[float]
+    shaping_share: float = field(default=0.0, kw_only=True)
+    """Mean over steps of how much of the reward is shaping (R121)."""
     scores: list[float]
     accuracies: list[float]
     growth: list[float]
@@ -47,6 +52,7 @@ class RolloutSummary:
         return cls(
             draws=tuple(episodes.draw.tolist()),
             returns=[sum(info.reward.total for info in row) for row in episodes.reports],
+            shaping_share=_shaping_share([info.reward.terms for row in episodes.reports for info in row]),
             scores=[info.reward.score or 0.0 for info in lasts],
             accuracies=[info.record.measured.accuracy for info in lasts],
             growth=[info.parameters / info.host_parameters for info in lasts],
@@ -62,6 +68,7 @@ class RolloutSummary:
         return cls(
             draws=tuple(episodes.draw.tolist()),
             returns=facts.rewards().sum(1).tolist(),
+            shaping_share=shaping_share(facts.steps.reward.terms[facts.played]).mean().item(),
             scores=facts.at_the_end(facts.steps.reward.score).nan_to_num(0.0).tolist(),
             accuracies=facts.at_the_end(facts.steps.epoch.accuracy).tolist(),
             growth=growth.tolist(),
@@ -73,6 +80,7 @@ class RolloutSummary:
     def metrics(self) -> dict[str, float]:
         return {
             "episode/return": fmean(self.returns),
+            "episode/shaping_share": self.shaping_share,
             "episode/score": fmean(self.scores),
             "episode/accuracy": fmean(self.accuracies),
             "episode/growth": fmean(self.growth),
@@ -82,6 +90,11 @@ class RolloutSummary:
             "episode/pruned": float(self.lifecycle[Stage.PRUNED]),
             "env_steps": float(self.steps),
         }
+
+
+def _shaping_share(steps: Sequence[Mapping[str, float]]) -> float:
+    """Of steps that are records."""
+    return shaping_share(torch.tensor([[terms[name] for name in TERMS] for terms in steps], dtype=torch.float64)).mean().item()
 
 
 class Journal:

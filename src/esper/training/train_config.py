@@ -9,13 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from esper.agent.config import PPOConfig
-from esper.config import COUNTS, SHARE, EngineOption, check_ranges, read_small, settings_from
+from esper.config import (
+    AT_LEAST_0,
+    COUNTS,
+    SHARE,
+    EngineOption,
+    Range,
+    check_number,
+    check_ranges,
+    read_small,
+    settings_from,
+)
 from esper.engine.precision import Precision
 from esper.env.rent import RENT_RATE
 from esper.env.rents import Rent, check_rents
 from esper.env.reward import DISCOUNT, RewardConfig, check_discount
 from esper.tasks.draws import TRAINING_DRAWS_PER_SEED
 from esper.tasks.family import BoundedFamily, family_of
+from esper.telemetry.alarms import EXPLODING, VANISHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,8 @@ class TrainConfig:
     """How precisely a GPU trains the growing networks."""
     compiled: bool = False
     """Whether the growing networks are compiled; for the agent's own network it is `compile` in `ppo`."""
+    gradient_limits: tuple[float, float] = (VANISHING, EXPLODING)
+    """Gradient norms of the agent, in clip norms, below and above which an alarm is raised."""
     evaluate_every: int = 10
     """Updates between evaluations of the frozen policy on held-out problems; 0 is never."""
     evaluation_episodes: int = 16
@@ -66,6 +79,9 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_ranges(self, {**COUNTS, "floor": SHARE})
         check_rents(self.rent)
+        vanishing, exploding = self.gradient_limits
+        check_number("gradient_limits", vanishing, AT_LEAST_0)
+        check_number("gradient_limits", exploding, Range(f"a number above {vanishing:g}", lambda x: x > vanishing))
         if self.draws is not None and self.draws < self.envs // self.ppo.siblings:
             needed = self.envs // self.ppo.siblings
             raise ValueError(f"a rollout needs at least as many problems as it plays ({needed}); draws is {self.draws}")
