@@ -24,9 +24,7 @@ class Drawing:
         self, x: int, y: int, w: int, h: int, words: str, fill: str = PALE, ink: str = INK, *, dashed: bool = False
     ) -> None:
         dash = ' stroke-dasharray="6 4"' if dashed else ""
-        self.parts.append(
-            f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="7" fill="{fill}" stroke="{INK}"{dash}/>'
-        )
+        self.parts.append(f'<rect x="{x}" y="{y}" width="{w}" height="{h}" rx="7" fill="{fill}" stroke="{INK}"{dash}/>')
         lines = words.split("\n")
         for i, line in enumerate(lines):
             self.text(x + w // 2, y + h // 2 + 5 + 18 * i - 9 * (len(lines) - 1), line, ink=ink)
@@ -42,9 +40,7 @@ class Drawing:
         dash = ' stroke-dasharray="6 4"' if dashed else ""
         end = f' marker-end="url(#{ink[1:]})"' if head else ""
         path = " ".join(f"{x},{y}" for x, y in points)
-        self.parts.append(
-            f'<polyline points="{path}" fill="none" stroke="{ink}" stroke-width="1.8"{dash}{end}/>'
-        )
+        self.parts.append(f'<polyline points="{path}" fill="none" stroke="{ink}" stroke-width="1.8"{dash}{end}/>')
 
     def __str__(self) -> str:
         width, height = self.size

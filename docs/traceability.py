@@ -2,8 +2,8 @@
 
     python docs/traceability.py [REQUIREMENTS.md]      # without a path: ../shared/REQUIREMENTS.md, if it is there
 
-Tests name the rows that they cover in the docstring of their module (`Covers: R005, R031`). Rows that are answered in another way than
-asked are in the table of decisions in docs/design.md.
+Tests name the rows that they cover in the docstring of their module (`Covers: R005, R031`). Rows that are answered in
+another way than asked are in the table of decisions in docs/design.md.
 """
 
 from __future__ import annotations
@@ -63,7 +63,8 @@ def page(rows: list[Requirement], tests: dict[str, list[str]], decisions: set[st
     lines = [
         "# Requirements and their tests",
         "",
-        "For reviewers: which test modules answer each requirement. Written by `python docs/traceability.py`; do not edit.",
+        "For reviewers: which test modules answer each requirement. Written by `python docs/traceability.py`; do not "
+        "edit.",
         "",
         "The requirements are those of five review documents, numbered R001 to "
         f"{rows[-1].number}. A *decision* is a row that is met in another way than asked, or on purpose not at all: "

@@ -94,7 +94,11 @@ class RolloutSummary:
 
 def _shaping_share(steps: Sequence[Mapping[str, float]]) -> float:
     """Of steps that are records."""
-    return shaping_share(torch.tensor([[terms[name] for name in TERMS] for terms in steps], dtype=torch.float64)).mean().item()
+    return (
+        shaping_share(torch.tensor([[terms[name] for name in TERMS] for terms in steps], dtype=torch.float64))
+        .mean()
+        .item()
+    )
 
 
 class Journal:

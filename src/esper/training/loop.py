@@ -103,7 +103,9 @@ class Trainer:
                 BULK,
                 SAMPLED,
             )
-        self.monitor = HealthMonitor(self.recorder, AnomalyDetector(config.ppo.max_grad_norm, rules_with(config.gradient_limits)))
+        self.monitor = HealthMonitor(
+            self.recorder, AnomalyDetector(config.ppo.max_grad_norm, rules_with(config.gradient_limits))
+        )
         self.best_score = -math.inf
         self.best_update: int | None = None
         """The update whose policy scored that."""
