@@ -1,5 +1,6 @@
 """Sphinx configuration: `make docs` builds the pages of this folder into build/docs."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -21,6 +22,7 @@ myst_enable_extensions = ["colon_fence"]
 autodoc_typehints = "description"
 autodoc_typehints_format = "short"
 autodoc_member_order = "bysource"
+autodoc_inherit_docstrings = False  # of nn.Module
 
 
 class Generated(SphinxDirective):
@@ -36,5 +38,12 @@ class Generated(SphinxDirective):
         return holder.children
 
 
+def code_in_docstrings(app: Sphinx, what: str, name: str, value: object, options: object, lines: list[str]) -> None:
+    """Docstrings mark code as Markdown does, with single backticks; reStructuredText needs two."""
+    text = re.sub(r"(?<!`)`([^`]+)`(?=(\w)?)(?!`)", lambda m: f"``{m[1]}``" + ("\\ " if m[2] else ""), "\n".join(lines))
+    lines[:] = text.split("\n")
+
+
 def setup(app: Sphinx) -> None:
     app.add_directive("generated", Generated)
+    app.connect("autodoc-process-docstring", code_in_docstrings)

@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
 from typing import Any
 
+import esper
 from esper.actions import HEAD_NAMES
 from esper.agent.config import FIRST_RATIO_TOLERANCE, PPOConfig
 from esper.agent.metrics import METRICS
@@ -55,9 +56,9 @@ def commands() -> str:
 
 
 def help_of(name: str) -> str:
-    """What `esper NAME --help` prints on a terminal of 100 columns, without colours."""
+    """What `esper NAME --help` prints on a terminal of 84 columns, without colours."""
     kept = {key: os.environ.get(key) for key in ("COLUMNS", "NO_COLOR")}
-    os.environ.update(COLUMNS="100", NO_COLOR="1")
+    os.environ.update(COLUMNS="84", NO_COLOR="1")
     try:
         with redirect_stdout(io.StringIO()) as said, suppress(SystemExit):
             main([name, "--help"])
@@ -65,6 +66,21 @@ def help_of(name: str) -> str:
         for key, value in kept.items():
             os.environ.pop(key) if value is None else os.environ.update({key: value})
     return re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()).strip()
+
+
+def api() -> str:
+    """Every name of `esper.__all__`, from its docstring."""
+    parts = []
+    for name in sorted(esper.__all__, key=lambda name: (isinstance(getattr(esper, name), type), name.lower())):
+        value = getattr(esper, name)
+        kind = "function" if inspect.isfunction(value) else "exception" if _is_warning(value) else "class"
+        members = ["   :members:"] if kind == "class" else []
+        parts += [f"## esper.{name}", "", "```{eval-rst}", f".. auto{kind}:: esper.{name}", *members, "```", ""]
+    return "\n".join(parts)
+
+
+def _is_warning(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
 
 
 def settings(table: str) -> str:
