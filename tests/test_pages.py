@@ -185,6 +185,17 @@ def test_the_readme_says_how_to_get_the_program_before_it_is_used() -> None:
 # -- what is generated -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
+def test_the_documentation_builds_without_warnings(tmp_path: Path) -> None:
+    for package in ("sphinx", "myst_parser", "furo"):
+        pytest.importorskip(package, reason=f"{package} is not installed: it comes with the extra docs")
+    command = [sys.executable, "-m", "sphinx", "-q", "-W", "--keep-going", str(ROOT / "docs"), str(tmp_path / "pages")]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
+    assert result.returncode == 0, result.stderr[-3000:]
+    shown = (tmp_path / "pages" / "reference" / "metrics.html").read_text("utf-8")
+    assert "explained_variance" in shown
+
+
 @pytest.fixture
 def docs_folder(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "docs"))
