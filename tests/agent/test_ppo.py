@@ -40,6 +40,7 @@ def test_the_norm_of_a_head_without_gradient_is_where_the_others_are() -> None:
     """Covers: R076. On the meta device, which stands for a GPU: torch gives the norm of nothing on the CPU."""
     groups = {name: [torch.nn.Parameter(torch.zeros(2, device="meta"))] for name in GRADIENT_GROUPS}
     groups["slot"][0].grad = torch.zeros(2, device="meta")
+    groups["blend"] = []  # a policy without this head
     assert _gradient_norms(groups).device.type == "meta"
 
 

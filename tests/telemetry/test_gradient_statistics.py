@@ -62,9 +62,10 @@ def test_limits_can_be_set() -> None:
         assert (found["gradients_vanishing"], found["gradients_exploding"]) == (vanishing, exploding)
         alarms = AnomalyDetector(1.0, rules_with(limits)).check_all({"gradient_norm": 1.0, "update": 1}, 0.5)
         assert [alarm.name for alarm in alarms] == ["gradient_exploding"] * exploding
-    for wrong in ((-1.0, 2.0), (2.0, 2.0), (float("nan"), 1.0)):
-        with pytest.raises(ValueError, match="gradient_limits must be"):
-            TrainConfig(gradient_limits=wrong)
+        assert TrainConfig(vanishing_gradient=limits[0], exploding_gradient=limits[1]).gradient_limits == limits
+    for low, high in ((-1.0, 2.0), (2.0, 2.0), (nan, 1.0), (0.1, nan)):
+        with pytest.raises(ValueError, match="_gradient must be"):
+            TrainConfig(vanishing_gradient=low, exploding_gradient=high)
 
 
 def test_against_a_loop() -> None:
