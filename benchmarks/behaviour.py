@@ -23,6 +23,7 @@ import numpy as np
 import torch
 import tyro
 
+from behaviour_plots import draw_choices, draw_timing
 from esper.actions import Action, Op
 from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.cli.terminal import Progress, wide_console
@@ -35,11 +36,11 @@ from esper.tasks.family import Draw, get_family
 from esper.training.catalogue import make_controller
 from esper.training.own.history import History
 from esper.training.plots import plot_history
-from esper.training.workers import in_processes
-from results.markdown import page_of, plain, share, signed, table
-from results.measure import ROOT
-from results.plots import draw_choices, draw_timing
+from esper.training.pools import run_each
+from esper.training.workers import Processes
+from page_text import page_of, plain, share, signed, table
 
+ROOT = Path(__file__).resolve().parents[1]
 BATCH = 4
 VERBS = {Op.GERMINATE: "plants", Op.PRUNE: "prunes", Op.FOSSILIZE: "makes permanent"}
 
@@ -170,7 +171,7 @@ def played(controller: str, numbers: Sequence[int], workers: int) -> dict[int, E
     jobs = [tuple(numbers[i : i + BATCH]) for i in range(0, len(numbers), BATCH)]
     found: dict[int, Episode] = {}
     with Progress(wide_console(stderr=True)) as watch:
-        for _, episodes in in_processes(partial(play, controller, "mixed"), jobs, workers):
+        for _, episodes in run_each(partial(play, controller, "mixed"), jobs, Processes(workers)):
             found |= episodes
             watch.note(len(found), len(numbers), controller)
     return dict(sorted(found.items()))
@@ -190,7 +191,7 @@ def page(learned: dict[int, Episode], none: dict[int, Episode], command: str, do
     for i, (title, number) in enumerate(examples(learned, none).items(), 1):
         episode, curve = learned[number], [record.measured.accuracy for record in none[number].history.records]
         picture = f"{episode.kind}, draw {number} (meant: {episode.draw.facts['answer']})"
-        plot_history(images / f"behaviour_example_{i}.png", episode.history, curve, picture)
+        plot_history(images / f"behaviour_example_{i}.png", replace(episode.history, control=tuple(curve)), picture)
         shown += ["", f"### {title}", "", f"![{title}](images/behaviour_example_{i}.png)", ""]
         shown += story(number, episode, none[number])
     readers = "For everyone who wants to see decisions of the shipped controller before relying on it."

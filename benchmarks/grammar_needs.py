@@ -17,7 +17,7 @@ import numpy as np
 
 from esper.growth.blueprints import fitting
 from need_and_place import NONE, body, draw_of, plan_of, run
-from results.markdown import table
+from page_text import table
 
 SCHEDULE = {
     "dense": "mlp_small@0",

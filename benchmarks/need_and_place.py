@@ -39,9 +39,11 @@ from esper.tasks.family import Draw, get_family
 from esper.tasks.feed import chunks
 from esper.tasks.mixed import KINDS
 from esper.training.own.run import settle
-from esper.training.workers import in_processes
-from results.markdown import table
-from results.measure import ROOT
+from esper.training.pools import run_each
+from esper.training.workers import Processes
+from page_text import table
+
+ROOT = Path(__file__).resolve().parents[1]
 
 GERMINATE = 2  # epoch
 NONE = "none"
@@ -341,7 +343,7 @@ def measure(wanted: dict[str, Sequence[int]], seeds: int, workers: int) -> dict[
     )
     done: dict[Job, Run] = {}
     with Progress(wide_console(stderr=True), "runs") as watch:
-        for job, one in in_processes(run, list(jobs), workers):
+        for job, one in run_each(run, list(jobs), Processes(workers)):
             done[job] = one
             watch.note(len(done), len(jobs), job[2])
     return done

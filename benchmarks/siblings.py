@@ -1,6 +1,6 @@
 """How much of the noise in the advantages belongs to the problem, not to what was done: does it pay to have siblings?
 
-    python benchmarks/siblings.py --controller small-conv --problems 24 --workers 2
+    python benchmarks/siblings.py --controller small --problems 24 --workers 2
 
 Four copies of a policy play each problem with different seeds. What their advantages at a step have in common is what
 the critic did not know about the problem; `PPOConfig.siblings` subtracts it. Printed by the age of the episode: the
@@ -26,7 +26,7 @@ AGES = ((0, 1), (1, 3), (3, 6), (6, 10), (10, 18))
 SEED = 5
 
 
-def main(controller: str = "small-conv", task: str = "mixed", problems: int = 24, workers: int = 2) -> None:
+def main(controller: str = "small", task: str = "mixed", problems: int = 24, workers: int = 2) -> None:
     torch.set_num_threads(1)
     config = TrainConfig(
         task=task,

@@ -5,8 +5,8 @@
     python benchmarks/stacked.py agreement --task mixed --controllers none,heuristic,small --episodes 48
 
 `speed` on a CPU: both engines play the same networks with the same random legal actions, in one process; the ratio is
-of process times. On a GPU: whole episodes with resets, evaluation and the controller's own passes, problems drawn ahead
-by other processes; steps are counted for networks whose episode goes on. Exits with 1 where a limit is missed.
+of process times. On a GPU: whole episodes with resets, evaluation and the controller's own passes, by as many processes
+as `esper train` uses; steps are counted for networks whose episode goes on. Exits with 1 where a limit is missed.
 `agreement`: for each controller, the mean score by each engine and their paired difference with a 95 % interval.
 """
 
@@ -17,6 +17,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
@@ -29,12 +30,11 @@ from esper.policy.controller import RandomLegal
 from esper.rollout.play import ControllerActor, play
 from esper.tasks.draws import comparison_draws
 from esper.tasks.family import Family, get_family
-from esper.tasks.stacking import BatchedFamily
 from esper.training.catalogue import make_controller
 from esper.training.comparison import compare
-from esper.training.drawing import DrawAhead
-from esper.training.engines import per_network
+from esper.training.engines import parts_by_sort, per_network, players
 from esper.training.statistics import Estimate, bootstrap, mean, paired
+from esper.training.workers import Processes
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,34 +139,37 @@ def cpu_ratio(task: str, networks: int, steps: int) -> float:
 
 
 def gpu_rate(task: str, networks: int, precision: str, controller: str, rollouts: int, workers: int) -> float:
-    """Steps a second of whole rollouts; the first one, in which kernels are compiled, is shown and not counted."""
+    """Steps a second of whole rollouts by so many processes, one sort of hosts a job, as `esper train` plays them; the
+    first one, in which kernels are compiled, is shown and not counted."""
     family, rates = get_family(task), []
-    source = None if isinstance(family, BatchedFamily) else DrawAhead(family, workers)
-    drawn = None if source is None else source.problems
-    env = StackedEnv(family, networks, device="cuda", precision=Precision(precision), source=drawn)
-    actor = ControllerActor(make_controller(controller))
+    pool = Processes(workers).pool(partial(_play, precision=precision), networks)
     try:
         for rollout in range(rollouts):
             draws = range(rollout * networks, (rollout + 1) * networks)
-            if source is not None:
-                source.prepare(draws)
-                source.prepare(range(draws.stop, draws.stop + networks))
-            before, began = dict(env.seconds), time.perf_counter()
-            steps = play(env, actor, draws).steps
-            torch.cuda.synchronize()
+            parts = parts_by_sort(family, draws, held_out=False).values()
+            began = time.perf_counter()
+            steps = sum(pool.map([(task, controller, tuple(draws[place] for place in part)) for part in parts]))
             spent = time.perf_counter() - began
             rates.append(steps / spent)
-            phases = {name: round(total - before.get(name, 0.0), 1) for name, total in env.seconds.items()}
-            memory = torch.cuda.max_memory_allocated() / 2**30
             print(
-                f"{task} {precision} {controller}, {networks} networks, rollout {rollout}: {steps} steps in "
-                f"{spent:.1f} s, {rates[-1]:.0f}/s; {phases}; {memory:.1f} GiB",
+                f"{task} {precision} {controller}, {networks} networks, {workers} processes, rollout {rollout}: "
+                f"{steps} steps in {spent:.1f} s, {rates[-1]:.0f}/s",
                 flush=True,
             )
     finally:
-        if source is not None:
-            source.close()
+        pool.close()
     return max(rates[1:] or rates)
+
+
+def _play(job: tuple[str, str, tuple[int, ...]], precision: str) -> int:
+    """Steps of whole episodes."""
+    os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as in training/fleet.py
+    task, controller, draws = job
+    env = StackedEnv(get_family(task), len(draws), device="cuda", precision=Precision(precision))
+    steps = play(env, ControllerActor(make_controller(controller)), draws).steps
+    del env
+    torch.cuda.empty_cache()
+    return steps
 
 
 def speed(given: argparse.Namespace) -> int:
@@ -183,7 +186,7 @@ def speed(given: argparse.Namespace) -> int:
                     precision,
                     controller,
                     given.rollouts,
-                    max(1, (os.cpu_count() or 2) - 1),
+                    players(None, "stacked", "cuda"),
                 )
                 found[task] = max(found.get(task, 0.0), rate)
     unit = "× eager" if given.device == "cpu" else "steps/s"

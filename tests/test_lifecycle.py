@@ -15,7 +15,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from esper.actions import BLENDS
 from esper.lifecycle import IN_FORWARD, LIVE, TRANSITIONS, Contrast, IllegalTransitionError, Rules, Stage, Transition
 from esper.slot_columns import SlotColumns
-from esper.slots import Slots
+from esper.slot_views import Slots
 
 
 class OneSlot:

@@ -14,12 +14,27 @@ if TYPE_CHECKING:
     from esper.growth.blueprints import blueprint
     from esper.growth.export import load
     from esper.growth.model import GrowingModel
+    from esper.growth.seeds import load_seeds, save_seeds
+    from esper.growth.slot_list import slots
     from esper.training.own.grow import grow
     from esper.training.own.growth import Growth
     from esper.training.own.run import Grown
 
 __version__ = "0.2.0"
-__all__ = ["GrowingModel", "Grown", "Growth", "GrowthWarning", "attach", "blueprint", "grow", "inspect", "load"]
+__all__ = [
+    "GrowingModel",
+    "Grown",
+    "Growth",
+    "GrowthWarning",
+    "attach",
+    "blueprint",
+    "grow",
+    "inspect",
+    "load",
+    "load_seeds",
+    "save_seeds",
+    "slots",
+]
 
 _HOME = {
     "GrowingModel": "esper.growth.model",
@@ -31,6 +46,9 @@ _HOME = {
     "grow": "esper.training.own.grow",
     "inspect": "esper.growth.attach",
     "load": "esper.growth.export",
+    "load_seeds": "esper.growth.seeds",
+    "save_seeds": "esper.growth.seeds",
+    "slots": "esper.growth.slot_list",
 }
 
 

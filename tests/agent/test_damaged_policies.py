@@ -29,10 +29,13 @@ from esper.agent.shipped import shipped_path
 
 Change = Callable[[dict[str, Tensor], dict[str, Any]], object]
 
+OLD_POLICY = Path(__file__).with_name("schema_1.safetensors")
+"""What shipped in version 0.1."""
+
 
 def changed(path: Path, change: Change) -> Path:
     """The default policy, but for a change of its tensors or of its data."""
-    whole = load_checkpoint(shipped_path("small-conv"))
+    whole = load_checkpoint(shipped_path("small"))
     tensors, data = dict(whole.tensors), json.loads(json.dumps(whole.data))
     change(tensors, data)
     save_checkpoint(path, tensors, data)
@@ -217,8 +220,8 @@ def test_files_from_before_there_was_a_digest_are_read(tmp_path: Path) -> None:
     header = json.dumps({"version": 2, "data": {"n": 1}})
     save_file({"x": torch.ones(2)}, path, metadata={"esper": header})
     assert load_checkpoint(path).data == {"n": 1}
-    assert inspect_checkpoint(shipped_path("small-conv")).version == 2
-    LearnedController.load(shipped_path("small-conv"))
+    assert inspect_checkpoint(OLD_POLICY).version == 2
+    LearnedController.load(OLD_POLICY)
     assert upgrade_checkpoint(path) == (2, path)
     assert inspect_checkpoint(path).version == 3
     save_file({"x": torch.ones(2)}, path, metadata={"esper": header.replace("2", "3", 1)})

@@ -27,7 +27,7 @@ Played = list[tuple[list[Situation], list[Action]]]
 
 @pytest.fixture(scope="module")
 def learned() -> LearnedController:
-    return LearnedController.load(shipped_path("small-conv"))
+    return LearnedController.load(shipped_path("small"))
 
 
 @pytest.fixture(scope="module")

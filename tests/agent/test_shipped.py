@@ -15,27 +15,23 @@ import shutil
 import subprocess
 import sys
 import zipfile
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 import torch
 
-from esper.actions import Action
 from esper.agent import shipped
 from esper.agent.actor import PolicyActor
 from esper.agent.checkpoints import inspect_checkpoint, load_checkpoint
 from esper.agent.policies import LAYOUT, LearnedController, load_policy
-from esper.agent.shipped import Pair, Score, ShippedError, provenance, shipped_names, shipped_path
+from esper.agent.shipped import ShippedError, provenance, shipped_names, shipped_path
 from esper.cli import doctor
-from esper.engine.eager import EpochRecord
 from esper.env.observation import OVERALL_FIELDS, SLOT_FIELDS
-from esper.env.situation import observe
 from esper.env.spaces import ActionMasks, Observation
 from esper.growth.blueprints import blueprint_names
 from esper.training.catalogue import RULES, make_controller, policy_file
-from small_worlds import BUILT_IN, EAGER, learner_for, run_epoch
 
 ROOT = Path(__file__).parents[2]
 HALF_STEP = 2.0**-11
@@ -65,9 +61,6 @@ def ship(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 # -- what ships --------------------------------------------------------------------------------------------------------
 
 
-POLICIES = [name for name in shipped_names() if provenance(name).asks is None]
-
-
 @pytest.mark.parametrize("name", shipped_names())
 def test_every_shipped_controller_says_where_it_comes_from(name: str) -> None:
     known = provenance(name)
@@ -81,7 +74,7 @@ def test_every_shipped_controller_says_where_it_comes_from(name: str) -> None:
     assert name not in RULES
 
 
-@pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.parametrize("name", shipped_names())
 def test_every_shipped_policy_is_whole_and_small(name: str) -> None:
     path = shipped_path(name)
     assert path.stat().st_size < 1_000_000
@@ -97,34 +90,6 @@ def test_every_shipped_policy_is_whole_and_small(name: str) -> None:
 def test_the_demo_controller_is_there() -> None:
     assert "small" in shipped_names()
     assert make_controller(shipped.DEFAULT_CONTROLLER).name == shipped.DEFAULT_CONTROLLER
-
-
-@pytest.mark.parametrize("others", ["conv1d", "conv2d", "gpt"])
-def test_the_default_asks_a_policy_of_its_own_about_dense_hosts(others: str) -> None:
-    """Beside each other or alone, learners get the same decisions."""
-
-    def played(name: str, *worlds: str) -> list[list[Action]]:
-        controller, learners = make_controller(name), [learner_for(BUILT_IN[world], rules=EAGER) for world in worlds]
-        histories: list[list[EpochRecord]] = [[] for _ in learners]
-        controller.reset(range(len(learners)))
-        for _ in range(10):
-            seen = [observe(one, 12, history) for one, history in zip(learners, histories, strict=True)]
-            for learner, history, action in zip(learners, histories, controller.decide(seen), strict=True):
-                history.append(run_epoch(learner, action))
-        return [[record.effect.action for record in history] for history in histories]
-
-    together = played("small", others, "mlp", others)
-    assert together[1:2] == played("small-dense", "mlp")
-    assert together[::2] == played("small-conv", others, others)
-    assert together[1:2] != played("small-conv", "mlp")  # or nothing was shown
-
-
-def test_a_pair_goes_to_worker_processes_at_any_time() -> None:
-    controller = make_controller("small")
-    seen = [observe(learner_for(BUILT_IN[world]), 12, []) for world in ("mlp", "conv1d")]
-    controller.reset([0, 1])
-    controller.decide(seen)
-    assert pickle.loads(pickle.dumps(controller)).decide(seen) == controller.decide(seen)
 
 
 def test_names_need_no_torch(tmp_path: Path) -> None:
@@ -144,59 +109,39 @@ def test_a_name_means_the_same_beside_a_folder_of_that_name(tmp_path: Path, monk
 def test_misspelt_names_are_answered_with_the_names_there_are() -> None:
     with pytest.raises(ValueError, match=r"choose one of none, .*, small.*; did you mean 'small'\?"):
         make_controller("smal")
-    with pytest.raises(ValueError, match=r"there is no checkpoint smal; .*by name: small-conv, small-dense$"):
+    with pytest.raises(ValueError, match=r"there is no checkpoint smal; .*by name: small$"):
         policy_file("smal")
     with pytest.raises(ShippedError, match=r"no controller '\.\./x' comes with Esper"):
         shipped_path("../x")
-    with pytest.raises(ShippedError, match="asks small-dense where all slots are dense and small-conv elsewhere: name"):
-        policy_file("small")
 
 
 # -- damage ------------------------------------------------------------------------------------------------------------
 
 
 def test_a_flipped_byte_is_noticed(copies: Path) -> None:
-    weights = copies / "small-conv.safetensors"
+    weights = copies / "small.safetensors"
     content = bytearray(weights.read_bytes())
     content[len(content) // 2] ^= 1
     weights.write_bytes(content)
-    for name in ("small-conv", "small"):
-        with pytest.raises(ShippedError, match="not the file that was shipped as 'small-conv'"):
+    for name in ("small",):
+        with pytest.raises(ShippedError, match="not the file that was shipped as 'small'"):
             make_controller(name)
         assert provenance(name).summary  # what is known about it can still be read
     weights.unlink()
-    with pytest.raises(ShippedError, match=r"small-conv\.safetensors is missing: install Esper again"):
+    with pytest.raises(ShippedError, match=r"small\.safetensors is missing: install Esper again"):
         make_controller("small")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b'"x"', b"\xff", b'{"sha256": 1}'])
 def test_a_damaged_provenance_is_one_line(copies: Path, content: bytes) -> None:
-    (copies / "small-dense.json").write_bytes(content)
-    for name in ("small-dense", "small"):
+    (copies / "small.json").write_bytes(content)
+    for name in ("small",):
         with pytest.raises(ShippedError, match="install Esper again") as refused:
             make_controller(name)
         assert "\n" not in str(refused.value)
-    (copies / "small-dense.json").unlink()
-    with pytest.raises(ShippedError, match=r"small-dense\.json cannot be read"):
-        provenance("small-dense")
-
-
-@pytest.mark.parametrize(
-    ("asks", "complaint"),
-    [
-        ({"dense": "small-conv", "others": "small-conv"}, "is about other policies than the small-conv and small-conv"),
-        ({"dense": "small", "others": "small"}, "is about other policies than"),  # and it does not ask itself for ever
-        ({"dense": "small-dense", "others": "heuristic"}, "no controller 'heuristic' comes with Esper"),
-        ({"dense": "small-dense"}, "cannot be read"),
-        ("small-dense", "cannot be read"),
-        (None, "small.safetensors is missing"),
-    ],
-)
-def test_a_pair_of_others_is_refused(copies: Path, asks: object, complaint: str) -> None:
-    known = json.loads((copies / "small.json").read_text())
-    (copies / "small.json").write_text(json.dumps({**known, "asks": asks}))
-    with pytest.raises(ShippedError, match=complaint):
-        make_controller("small")
+    (copies / "small.json").unlink()
+    with pytest.raises(ShippedError, match=r"small\.json cannot be read"):
+        provenance("small")
 
 
 def test_a_hostile_file_with_the_right_sum_does_not_run(copies: Path, tmp_path: Path) -> None:
@@ -204,13 +149,13 @@ def test_a_hostile_file_with_the_right_sum_does_not_run(copies: Path, tmp_path: 
         def __reduce__(self) -> tuple[object, ...]:
             return os.mkdir, (str(tmp_path / "owned"),)
 
-    weights = copies / "small-conv.safetensors"
+    weights = copies / "small.safetensors"
     weights.write_bytes(pickle.dumps(Hostile()))
-    known = json.loads((copies / "small-conv.json").read_text())
+    known = json.loads((copies / "small.json").read_text())
     known["sha256"] = hashlib.sha256(weights.read_bytes()).hexdigest()
-    (copies / "small-conv.json").write_text(json.dumps(known))
+    (copies / "small.json").write_text(json.dumps(known))
     with pytest.raises(ValueError, match="was not loaded"):
-        make_controller("small-conv")
+        make_controller("small")
     assert not (tmp_path / "owned").exists()
 
 
@@ -234,8 +179,8 @@ def random_step(environments: int, slots: int, generator: torch.Generator) -> tu
 @pytest.mark.parametrize("slots", [1, 3, 8])
 def test_rounding_keeps_the_decisions(slots: int) -> None:
     """The shipped policy beside one in float32 that rounding would have made it from."""
-    policy, normaliser = load_policy(shipped_path("small-conv"))
-    finer, _ = load_policy(shipped_path("small-conv"))
+    policy, normaliser = load_policy(shipped_path("small"))
+    finer, _ = load_policy(shipped_path("small"))
     generator = torch.Generator().manual_seed(slots)
     with torch.no_grad():
         for parameter in finer.parameters():
@@ -264,58 +209,39 @@ STATED = {
 
 
 def test_shipping_is_repeatable_and_keeps_a_score_with_its_weights(ship: ModuleType, tmp_path: Path) -> None:
-    made = ship.ship("small-conv", "other", STATED, None, tmp_path)
+    made = ship.ship("small", "other", STATED, None, tmp_path)
     assert made.score is None
-    assert made.sha256 == provenance("small-conv").sha256
+    assert made.sha256 == provenance("small").sha256
     again = ship.ship(str(tmp_path / "other.safetensors"), "again", STATED, None, tmp_path / "again")
     twice = ship.ship(str(tmp_path / "again" / "again.safetensors"), "twice", STATED, None, tmp_path / "again")
     assert twice.sha256 == again.sha256
     shutil.rmtree(tmp_path / "again")
-    column = {"number": [0, 1, 2], "score": [3.0, 3.0, 3.0]}
-    facts = {"format": 1, "part": "mixed", "learned_sha256": made.sha256, "controllers": {"none": "none"}}
-    facts |= {"draws": [{"number": 0}, {"number": 2}], "episodes": {"none": column, "learned": column}}
+    arms = {"none": {"score": [3.0, 3.0, 3.0]}, "small": {"score": [3.0, 3.0, 3.0], "made": {"sha256": made.sha256}}}
+    facts = {"mixed": {"draws": [0, 1, 2], "arms": arms}}
     measured = tmp_path / "mixed.json"
     measured.write_text(json.dumps(facts))
-    judged = ship.ship("small-conv", "other", STATED, measured, tmp_path)
+    judged = ship.ship("small", "other", STATED, measured, tmp_path)
     assert judged.sha256 == made.sha256
     said = "score 3.0 (3.0 to 3.0) on held-out draws 0 to 2 of mixed; +0.0 (+0.0 to +0.0) against none"
     assert str(judged) == f"a test; {said}"
-    again = ship.ship("small-conv", "other", asdict(judged), None, tmp_path)
+    again = ship.ship("small", "other", asdict(judged), None, tmp_path)
     assert again == judged
-    other = ship.ship("small-conv", "other", {**asdict(judged), "sha256": "of other weights"}, None, tmp_path)
+    other = ship.ship("small", "other", {**asdict(judged), "sha256": "of other weights"}, None, tmp_path)
     assert other.score is None
-    measured.write_text(json.dumps({**facts, "learned_sha256": "of other weights"}))
-    with pytest.raises(ValueError, match=r"not what `run\.py mixed` measured of the policy that ships as third"):
-        ship.ship("small-conv", "third", STATED, measured, tmp_path)
+    arms["small"]["made"] = {"sha256": "of other weights"}
+    measured.write_text(json.dumps(facts))
+    with pytest.raises(
+        ValueError, match=r"not what `results\.py measure mixed` made of the policy that ships as third"
+    ):
+        ship.ship("small", "third", STATED, measured, tmp_path)
     assert sorted(path.name for path in tmp_path.iterdir()) == ["mixed.json", "other.json", "other.safetensors"]
-
-
-def test_a_pair_ships_as_one_file_and_keeps_a_score_with_its_policies(ship: ModuleType, copies: Path) -> None:
-    asks = Pair("small-dense", "small-conv")
-    known = replace(provenance("small"), score=Score("some draws", 3.0, 2.0, 4.0, None, None, None, None))
-    assert ship.pair_of("small") == ship.pair_of("small-dense+small-conv") == asks
-    assert ship.pair_of("small-conv") is None
-    assert ship.ship_pair(asks, "small", asdict(known), None, copies) == known
-    with pytest.raises(ValueError, match="'small' is a pair"):
-        ship.ship("small-conv", "small", STATED, None, copies)
-    assert ship.ship_pair(Pair("small-conv", "small-dense"), "turned", asdict(known), None, copies).score is None
-    ship.ship("small-conv", "small-dense", STATED, None, copies)  # one of the two is replaced
-    with pytest.raises(ShippedError, match="about other policies than the small-dense and small-conv that lie beside"):
-        make_controller("small")
-    assert not ship.check()
-    assert ship.ship_pair(asks, "small", asdict(known), None, copies).score is None
-    with pytest.raises(ValueError, match="is there, and a pair has no policy of its own"):
-        ship.ship_pair(asks, "small-conv", STATED, None, copies)
-    with pytest.raises(ShippedError, match="name one of them"):
-        ship.ship_pair(Pair("small", "small-conv"), "other", STATED, None, copies)
-    assert not (copies / "other.json").exists()
 
 
 def test_what_cannot_be_shipped_is_refused(ship: ModuleType, tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="cannot be a controller's name"):
-        ship.ship("small-conv", "heuristic", STATED, None, tmp_path)
+        ship.ship("small", "heuristic", STATED, None, tmp_path)
     with pytest.raises(ValueError, match="must state summary"):
-        ship.ship("small-conv", "other", {"seeds": [0]}, None, tmp_path)
+        ship.ship("small", "other", {"seeds": [0]}, None, tmp_path)
     with pytest.raises(ValueError, match="float16 cannot"):
         ship.rounded({"network/x": torch.tensor([1e6])})
     assert set(ship.rounded({"network/x": torch.ones(1), "optimizer/0/step": torch.ones(1)})) == {"network/x"}
@@ -342,7 +268,7 @@ def test_the_wheel_and_the_source_archive_hold_the_files(tmp_path: Path) -> None
     (unpacked,) = (tmp_path / "unpacked").iterdir()
     with zipfile.ZipFile(wheel) as packed:
         for name in shipped_names():
-            for file in (f"{name}.json", f"{name}.safetensors") if name in POLICIES else (f"{name}.json",):
+            for file in (f"{name}.json", f"{name}.safetensors"):
                 content = (shipped.FOLDER / file).read_bytes()
                 assert packed.read(f"esper/agent/shipped/{file}") == content
                 assert (unpacked / "src" / "esper" / "agent" / "shipped" / file).read_bytes() == content

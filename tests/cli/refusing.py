@@ -23,6 +23,7 @@ NEEDED = {
     "checkpoint": ["inspect", "x.safetensors"],
     "completion": ["bash"],
     "query": ["run", "SELECT 1"],
+    "sweep": ["sweep.toml"],
 }
 """Words without which a command is no command."""
 WORK = (
@@ -32,11 +33,12 @@ WORK = (
     "cli.offline.iql",
     "training.comparison.compare",
     "training.evaluation.record_job",
-    "training.fleet.start_workers",
     "training.loop.Trainer.run",
     "training.own.grow.run_growth",
     "training.tuning.run_jobs",
-    "training.workers.in_processes",
+    "training.pools.run_each",
+    "training.sweep.run_each",
+    "training.workers.start_workers",
 )
 """What a refused command never begins."""
 
@@ -53,6 +55,7 @@ def make_material(folder: Path) -> None:
             RunFolder.create(Path("run"), TrainConfig(task="digits"))
             RunStore(Path("run") / STORE_NAME).close()
             Path("a-file").write_text("no folder")
+            Path("sweep.toml").write_text('seeds = [0]\n[settings.one]\ntask = "digits"\n')
         finally:
             os.chdir(before)
 

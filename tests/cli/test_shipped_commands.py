@@ -64,9 +64,9 @@ QUICK = ["--compare-episodes", "0", "--workers", "1"]
 
 
 def test_train_starts_from_it_and_a_run_from_that_run() -> None:
-    assert main([*TRAIN, *QUICK, "--init", "small-conv", "--teacher-kl", "0.5", "--run", "first"]) == 0
+    assert main([*TRAIN, *QUICK, "--init", "small", "--teacher-kl", "0.5", "--run", "first"]) == 0
     first = RunFolder(Path("first"))
-    assert first.start.read_bytes() == shipped_path("small-conv").read_bytes()
+    assert first.start.read_bytes() == shipped_path("small").read_bytes()
     trained = load_checkpoint(first.checkpoint(1)).tensors
     start = load_checkpoint(first.start).tensors
     name = "network/op_head.out.weight"
@@ -74,14 +74,6 @@ def test_train_starts_from_it_and_a_run_from_that_run() -> None:
     assert 0.0 < float((trained[name] - start[name]).abs().max()) < 0.05
     assert main([*TRAIN, *QUICK, "--init", "first", "--run", "second"]) == 0
     assert RunFolder(Path("second")).start.read_bytes() == first.checkpoint(1).read_bytes()
-
-
-def test_train_starts_from_one_policy(capsys: Capture) -> None:
-    assert main([*TRAIN, "--init", "small", "--run", "run"]) == 1
-    said = capsys.readouterr().err
-    assert said.count("\n") == 1
-    assert "asks small-dense where all slots are dense and small-conv elsewhere: name one of them" in said
-    assert not Path("run").exists()
 
 
 def test_info(capsys: Capture) -> None:
@@ -108,7 +100,7 @@ def test_in_python() -> None:
         ["grow", "--task", "digits", "--controller", "small"],
         ["compare", "--task", "digits", "--controllers", "none,small"],
         ["record", "--task", "digits", "--controllers", "small"],
-        [*TRAIN, "--init", "small-conv", "--run", "run"],
+        [*TRAIN, "--init", "small", "--run", "run"],
     ],
     ids=lambda words: words[0],
 )
@@ -118,12 +110,12 @@ def test_a_flipped_byte_ends_every_command_with_one_line(
     folder = tmp_path / "damaged"
     shutil.copytree(shipped.FOLDER, folder)
     monkeypatch.setattr(shipped, "FOLDER", folder)
-    weights = folder / "small-conv.safetensors"
+    weights = folder / "small.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1000] ^= 16
     weights.write_bytes(content)
     assert main(words) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "is not the file that was shipped as 'small-conv'" in said
+    assert "is not the file that was shipped as 'small'" in said
     assert not Path("run").exists()

@@ -25,7 +25,7 @@ from esper.env.reward.suspicion import KINDS
 from esper.env.world import World
 from esper.growth.blueprints import LAYOUTS, SlotShape, blueprint_names
 from esper.lifecycle import LIVE, Contrast, IllegalTransitionError, Transition
-from esper.slots import Slots
+from esper.slot_views import Slots
 
 FILE = Path(__file__).with_name("pinned_rules.json.gz")
 CONFIGS = [

@@ -24,7 +24,7 @@ from esper.env.situation import Situation, SlotView
 from esper.env.world import World
 from esper.growth.blueprints import SlotShape
 from esper.lifecycle import Contrast, IllegalTransitionError, Rules, Stage
-from esper.slots import SlotLife, Slots
+from esper.slot_views import SlotLife, Slots
 
 Policy = Callable[[Situation], Action]
 HOST = 1000

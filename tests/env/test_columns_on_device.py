@@ -27,7 +27,7 @@ from esper.env.reward import Reward, RewardConfig
 from esper.env.world import World
 from esper.growth.blueprints import blueprint_names
 from esper.lifecycle import Rules
-from esper.policy.controller import ByHost, ColumnController, NoGrowth, RandomLegal
+from esper.policy.controller import ColumnController, NoGrowth, RandomLegal
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.policy.schedule import default_schedule
 from esper.slot_columns import SlotColumns
@@ -131,13 +131,12 @@ class Pretended:
 
 def controllers() -> dict[str, ColumnController]:
     eager = HeuristicSettings(first_epoch=0, plateau_epochs=1, plateau_gain=200.0, late_margin=0, patience=1)
-    learned = [LearnedController.load(shipped_path(name)) for name in ("small-dense", "small-conv")]
     return {
         "none": NoGrowth(),
         "random": RandomLegal(),
         "schedule": default_schedule(),
         "heuristic": Heuristic(eager),
-        "learned": ByHost("pair", learned[0], learned[1]),
+        "learned": LearnedController.load(shipped_path("small")),
     }
 
 

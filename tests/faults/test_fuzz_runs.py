@@ -46,7 +46,7 @@ def forged(path: Path, rng: random.Random) -> str:
 
 
 def make_policy(path: Path) -> None:
-    whole = load_checkpoint(shipped_path("small-dense"))
+    whole = load_checkpoint(shipped_path("small"))
     save_checkpoint(path, whole.tensors, whole.data)
 
 

@@ -106,7 +106,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
         growing = grow(make(), x, plantings, slots=slots)
         saved = save(growing, root / name, x)
         assert len(saved.warnings) == 1
-        assert "no model.py: the source of" in saved.warnings[0]
+        assert "no model.py: Esper does not copy the source of" in saved.warnings[0]
         inputs = torch.cat([x, x[:3]])
         with torch.no_grad():
             save_file({"x": inputs, "y": growing(inputs)}, root / name / "check.safetensors")
@@ -136,15 +136,19 @@ def test_load_gives_the_program_or_fills_a_fresh_host(exported: Path, name: str)
 def test_transformers_model_with_tied_weights(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     config = transformers.GPT2Config(
-        vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=32, use_cache=False, bos_token_id=0, eos_token_id=0
+        vocab_size=30, n_embd=16, n_layer=2, n_head=2, n_positions=32, bos_token_id=0, eos_token_id=0
     )
     torch.manual_seed(0)
     ids = torch.randint(0, 30, (4, 12))
     growing = attach(transformers.GPT2LMHeadModel(config), ["transformer.h.*"], {"input_ids": ids})
-    plant(growing, growing.slots[0], "attention", "gated", "HOLDING")
+    plant(growing, growing.slots[0], "mlp", "gated", "HOLDING")
     growing.eval()
     saved = save(growing, tmp_path, {"input_ids": ids})
-    assert any("must import transformers first" in line for line in saved.warnings)
+    assert growing.host.config.use_cache  # a program has no key-value cache; the model keeps its own
+    assert saved.warnings == (
+        "no model.py: Esper does not copy the source of GPT2LMHeadModel; use model.pt2 (import transformers before you "
+        "load it; it has no key-value cache, as with use_cache=False), or esper.load(folder, host=…)",
+    )
     architecture = json.loads((tmp_path / "architecture.json").read_text())
     assert architecture["tied"] == {"lm_head.weight": "transformer.wte.weight"}
     assert architecture["parameters"]["total"] == growing.parameter_count
@@ -181,7 +185,7 @@ def test_a_program_for_one_batch_size_says_so(tmp_path: Path) -> None:
     x = torch.randn(4, 4)
     growing = grow(CountsItsBatch(), x, [(0, "mlp", "linear", "HOLDING")], slots=["stage"])
     saved = save(growing, tmp_path, x)
-    assert any("model.pt2 takes batches of 4 only, because torch.export said" in line for line in saved.warnings)
+    assert any("use model.pt2 (takes batches of 4 only, because torch.export said" in line for line in saved.warnings)
     assert json.loads((tmp_path / "architecture.json").read_text())["model.pt2"]["batch"] == "only 4"
     torch.testing.assert_close(load(tmp_path, trust_program=True)(x), growing(x))
 
@@ -190,7 +194,7 @@ def test_a_model_that_cannot_become_a_program_keeps_its_weights(tmp_path: Path) 
     x = torch.randn(4, 4)
     growing = grow(Unexportable(), x, [(0, "mlp", "linear", "HOLDING")], slots=["stage"])
     saved = save(growing, tmp_path, x)
-    assert any(line.startswith("no model.pt2: torch.export said") for line in saved.warnings)
+    assert any("and no model.pt2 (torch.export said: " in line for line in saved.warnings)
     assert saved.files == ("model.safetensors", "architecture.json")
     with pytest.raises(LoadError, match="Esper cannot rebuild a Unexportable: pass host="):
         load(tmp_path)

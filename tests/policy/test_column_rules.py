@@ -15,13 +15,13 @@ from torch import Tensor
 
 from esper.actions import BLENDS, Op
 from esper.agent.policies import LearnedController
-from esper.agent.shipped import provenance, shipped_names, shipped_path
+from esper.agent.shipped import shipped_path
 from esper.env.growth_env import GrowthEnv
 from esper.env.observation import encode, to_tensor
 from esper.env.situation import Situation, Situations, world_of
 from esper.env.spaces import ActionMasks
 from esper.growth.blueprints import blueprint_names
-from esper.policy.controller import ByHost, ColumnController, RandomLegal, RuleController
+from esper.policy.controller import RandomLegal, RuleController
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.policy.schedule import FixedSchedule, Planting, default_schedule
 from esper.tasks.mixed import Mixed
@@ -167,29 +167,22 @@ def test_random_play_is_legal_uniform_and_the_same_for_the_same_seeds() -> None:
 # -- learned policies --------------------------------------------------------------------------------------------------
 
 
-def test_a_learned_policy_and_a_pair_of_them_act_as_they_decide() -> None:
+def test_a_learned_policy_acts_as_it_decides() -> None:
     env = GrowthEnv(Mixed(), 5)
     observation, masks = env.reset(range(5))
-    pair = next(name for name in shipped_names() if provenance(name).asks is not None)
-    single = next(name for name in shipped_names() if provenance(name).asks is None)
-    forms: list[tuple[ColumnController, ColumnController]] = [
-        (make_controller(name), make_controller(name)) for name in (pair, single)
-    ]
-    assert isinstance(forms[0][0], ByHost)
-    for controllers in forms:
-        for controller in controllers:
-            controller.reset(range(5))
+    acting, deciding = (make_controller("small") for _ in range(2))
+    for controller in (acting, deciding):
+        controller.reset(range(5))
     rng = random.Random(0)
     for _ in range(4):
-        for acting, deciding in forms:
-            decided = deciding.decide(env.situations)
-            assert acting.act(env.world, observation, masks).tolist() == to_tensor(decided).tolist()
+        decided = deciding.decide(env.situations)
+        assert acting.act(env.world, observation, masks).tolist() == to_tensor(decided).tolist()
         step = env.step([RandomLegal.rule(situation, rng) for situation in env.situations])
         observation, masks = step.observation, step.masks
 
 
 def test_a_learned_policy_asks_to_be_reset() -> None:
-    learned = LearnedController.load(shipped_path("small-dense"))
+    learned = LearnedController.load(shipped_path("small"))
     world, _ = world_of([situation_of(Replay(pinned()["episodes"][0]))])
     with pytest.raises(RuntimeError, match="reset the controller"):
         learned.act(world, *encode(world))

@@ -20,7 +20,16 @@ from esper.growth.blueprints import registry
 from esper.tasks.family import Family, Together, get_family
 from esper.tasks.stacking import stacked_problems
 from esper.training.comparison import compare
-from esper.training.engines import FEWEST, MOST, MOST_ON_GPU, check_memory, choose_engine, parts_by_sort, stack_size
+from esper.training.engines import (
+    FEWEST,
+    MOST,
+    MOST_ON_GPU,
+    check_memory,
+    choose_engine,
+    parts_by_sort,
+    players,
+    stack_size,
+)
 from esper.training.evaluation import Job, batch_size, jobs_for, record_job, run_job, run_jobs
 from esper.training.fleet import Fleet, seeds_for
 from esper.training.loop import Trainer
@@ -165,6 +174,19 @@ def test_a_gpu_plays_what_can_be_stacked_as_one_job() -> None:
     some = [part[:3] for name, part in parts.items() if name.startswith(("grammar: 0", "grammar: 9", "mixed: vector"))]
     for part in some:
         assert len(stacked_problems(family, [draws[place] for place in part], held_out=False)) == 1
+
+
+def test_several_processes_play_on_a_gpu_only_where_they_need_not_take_turns(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setattr("os.cpu_count", lambda: 16)
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
+    assert [players(None, name, "cuda") for name in ("stacked", "graphs")] == [1, 1]
+    assert players(None, "stacked", "cpu") == 16
+    (tmp_path / "control").touch()
+    assert players(None, "stacked", "cuda") == 15
+    assert players(None, "graphs", "cuda") == 1
+    assert players(4, "stacked", "cuda") == 4
 
 
 def test_jobs_by_sort_give_the_episodes_in_the_order_of_the_draws() -> None:

@@ -35,7 +35,7 @@ from esper.training.controls import (
 )
 from esper.training.evaluation import Job, jobs_for, run_job, run_jobs
 from esper.training.results import EpisodeResult, KeptSeed, Results, seed_flops
-from esper.training.workers import WorkerError, _serve, in_processes
+from esper.training.workers import ProcessPool, WorkerError, _serve
 from small_worlds import force
 
 FAMILY = TinyFamily()
@@ -144,7 +144,7 @@ def test_numbers_of_draws() -> None:
 
 def test_trouble_in_a_worker_reaches_the_parent() -> None:
     with pytest.raises(WorkerError, match="exit code 3"):
-        list(in_processes(fail, ["die"], 1))
+        ProcessPool(fail, 1).map(["die"])
     ours, theirs = multiprocessing.Pipe()
     worker = threading.Thread(target=_serve, args=(theirs, fail))  # a thread will do: nothing dies here
     worker.start()
@@ -175,7 +175,7 @@ def test_from_scratch_begins_with_the_weights_of_the_draws_host(results: Results
     draws = [FAMILY.draw(0, held_out=True), altered(FAMILY.draw(0, held_out=True), static)]
     plain, grafted = (task_learner(draw.task, draw.seed, draw.horizon).model.host for draw in draws)
     weights = dict(grafted.named_parameters())
-    assert torch.equal(weights["stages.0.host.0.weight"], plain.get_parameter("stages.0.0.weight"))
+    assert torch.equal(weights["stages.0.0.weight"], plain.get_parameter("stages.0.0.weight"))
     assert torch.equal(weights["head.weight"], plain.get_parameter("head.weight"))
 
 

@@ -9,8 +9,6 @@ from esper.actions import HEAD_NAMES
 from esper.env.growth_env import GrowthEnv
 from esper.env.stacked_env import StackedEnv
 from esper.tasks.family import Together, get_family
-from esper.tasks.stacking import is_made_on_device, stacked_problems
-from esper.training.drawing import DrawAhead
 from esper.training.engines import choose_engine
 from esper.training.train_config import PRESETS
 
@@ -36,7 +34,7 @@ def test_rounds_that_are_no_number_are_refused(name: str) -> None:
 def test_half_of_the_preset_is_of_each_family() -> None:
     family = get_family(PRESETS["small"].task)
     assert isinstance(family, Together)
-    assert sum(is_made_on_device(family, number) for number in range(family.round)) == family.round / 2
+    assert sum(family.member_of(number)[0].name == "grammar" for number in range(family.round)) == family.round / 2
 
 
 def test_stacks_of_joined_families_train_as_single_networks_do() -> None:
@@ -52,20 +50,3 @@ def test_stacks_of_joined_families_train_as_single_networks_do() -> None:
     single, stacked = measured
     assert torch.equal(single.horizon, stacked.horizon)
     assert torch.allclose(single.loss[:, 0], stacked.loss[:, 0], atol=1e-4)
-
-
-def test_drawing_ahead_leaves_to_the_device_what_is_made_there() -> None:
-    family = get_family(NAME)
-    draws = list(range(6))
-    ahead = DrawAhead(family, 1)
-    try:
-        ahead.prepare(draws)
-        found = ahead.problems(draws, False, torch.device("cpu"))
-    finally:
-        ahead.close()
-    wanted = stacked_problems(family, draws, held_out=False)
-    assert sorted(place for places, _ in found for place in places) == draws
-    data = [
-        {place: p.train_x[i] for places, p in groups for i, place in enumerate(places)} for groups in (found, wanted)
-    ]
-    assert all(torch.equal(data[0][place], data[1][place]) for place in draws)

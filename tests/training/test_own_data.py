@@ -176,7 +176,7 @@ def test_a_frozen_model_grows_and_its_own_weights_stay() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     seed = [p for p in grown.model.parameters() if p.requires_grad]
     assert sum(p.numel() for p in seed) == grown.parameters - grown.history.host_parameters
-    last = grown.model.get_submodule("1").seed.down  # type: ignore[union-attr]
+    last = grown.model.get_submodule("1.esper_seeds.0.seed.down")
     assert last.weight.abs().max() > 0.0  # it was zero at birth
     assert grown.control is not None
     assert grown.validation.loss < grown.history.records[0].measured.loss

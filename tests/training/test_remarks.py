@@ -162,11 +162,12 @@ def test_a_run_that_was_stopped_says_when() -> None:
     def interrupt(record: object, control: object) -> None:
         os.kill(os.getpid(), signal.SIGINT)
 
-    (remark,) = grow(signs(256, 0), signs(128, 1), controller="heuristic", on_epoch=interrupt).remarks
-    assert remark == (
+    why, stopped = grow(signs(256, 0), signs(128, 1), controller="heuristic", on_epoch=interrupt).remarks
+    assert why == (
         "The controller heuristic chose to wait until the run was stopped, after 1 of 20 epochs: it plants after 3 "
         "epochs at the earliest (1 epoch)."
     )
+    assert stopped == "The run was interrupted after 1 of 20 epochs; what was grown so far is kept."
 
 
 def test_a_run_in_which_something_grew_and_learnt_has_no_remarks() -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from esper.training import workers
-from esper.training.workers import Worker, WorkerError, in_processes, share_out, start_workers
+from esper.training.workers import ProcessPool, WorkerError
 
 workers.BEAT_SECONDS = 0.1  # in the workers, too: they import this module for `answer`
 SILENT_SECONDS = 3.0
@@ -45,44 +45,43 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 
 @pytest.fixture
-def crew() -> Iterator[list[Worker]]:
-    made = start_workers([answer, answer])
-    assert share_out(made, [b"1", b"22"]) == [1, 2]  # both are awake
+def pool() -> Iterator[ProcessPool]:
+    made = ProcessPool(answer, 2)
+    assert made.map([b"1", b"22"]) == [1, 2]  # both are awake
     yield made
-    for worker in made:
-        worker.close()
+    made.close()
 
 
-def test_a_stopped_worker_is_named(crew: list[Worker]) -> None:
+def test_a_stopped_worker_is_named(pool: ProcessPool) -> None:
     with pytest.raises(WorkerError, match=NAMED):
-        share_out(crew, ["stop", b"1"])
-    assert not any(worker.process.is_alive() for worker in crew)
+        pool.map(["stop", b"1"])
+    assert not any(worker.process.is_alive() for worker in pool.crew)
 
 
-def test_a_worker_that_is_stopped_before_a_large_job(crew: list[Worker]) -> None:
+def test_a_worker_that_is_stopped_before_a_large_job(pool: ProcessPool) -> None:
     """More than a pipe holds: to send it would wait for ever, too."""
-    for worker in crew:
+    for worker in pool.crew:
         assert worker.process.pid is not None
         os.kill(worker.process.pid, signal.SIGSTOP)
     with pytest.raises(WorkerError, match=NAMED):
-        share_out(crew, [bytes(10_000_000)])
+        pool.map([bytes(10_000_000)])
 
 
 def test_one_that_never_starts_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(workers, "START_SECONDS", 0.01)
     with pytest.raises(WorkerError, match=r"worker process \d+ has not answered"):
-        list(in_processes(answer, [b"1"], 1))
+        ProcessPool(answer, 1).map([b"1"])
 
 
-def test_a_slow_worker_is_waited_for_and_signals_are_the_parents_to_handle(crew: list[Worker]) -> None:
+def test_a_slow_worker_is_waited_for_and_signals_are_the_parents_to_handle(pool: ProcessPool) -> None:
     """A closed terminal, or a batch system, signals every process of a run."""
     signals = [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGHUP,)]
-    assert share_out(crew, ["slow", *signals]) == ["slow", "alive", "alive", "alive"]
+    assert pool.map(["slow", *signals]) == ["slow", "alive", "alive", "alive"]
 
 
-def test_closing_ends_a_stopped_worker(crew: list[Worker]) -> None:
-    process = crew[0].process
+def test_closing_ends_a_stopped_worker(pool: ProcessPool) -> None:
+    process = pool.crew[0].process
     assert process.pid is not None
     os.kill(process.pid, signal.SIGSTOP)
-    crew[0].close()
+    pool.crew[0].close()
     assert not process.is_alive()

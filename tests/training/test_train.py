@@ -103,7 +103,7 @@ def test_on_a_gpu_one_process_plays_all_environments(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Others would only wait: whatever number of workers is asked for, none is started, and a line says so."""
-    monkeypatch.setattr("esper.training.fleet.start_workers", lambda functions: pytest.fail("a worker was started"))
+    monkeypatch.setattr("esper.training.workers.start_workers", lambda functions: pytest.fail("a worker was started"))
     family = TINY.family()
     Fleet(family, 4, reward=TINY.reward, slots=family.slots, device="cuda", workers=4).close()
     assert caplog.messages == ["on a GPU one process plays all environments: of 4 workers, none is started"]
@@ -119,7 +119,7 @@ def test_precision_and_compilation_reach_the_environments_in_every_process(monke
         raise NoticedError(precision, compiled)
 
     sent: list[PolicyPlayer] = []
-    monkeypatch.setattr("esper.training.fleet.start_workers", lambda players: sent.extend(players) or [])
+    monkeypatch.setattr("esper.training.workers.start_workers", lambda players: sent.extend(players) or [])
     monkeypatch.setattr("esper.training.engines.GrowthEnv", notice)
     Trainer(replace(TINY, precision=Precision.BF16, compiled=True), workers=2).close()
     assert len(sent) == 2

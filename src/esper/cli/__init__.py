@@ -27,6 +27,7 @@ COMMANDS = {
     "clone": "a policy that imitates the controllers of a recording",
     "offline": "a policy from a recording by what paid (implicit Q-learning)",
     "tune-heuristic": "search good settings for the heuristic, under a budget of steps",
+    "sweep": "many training runs, seeds × settings, and one table of them",
     "checkpoint": "inspect a checkpoint, or bring an old one up to date",
     "query": "ask the store of a run with SQL; without SQL, list its tables and views",
     "bench": "how fast growing is on this machine, eager and with CUDA graphs",
@@ -124,6 +125,11 @@ def _parse(name: str, words: list[str]) -> Command:
     kind: Any = importlib.import_module(f"esper.cli.{name.replace('-', '_')}").COMMAND
     file, words = _take(words, "--config")
     data, words = _in_full({} if file is None else read_table(Path(file)), words, getattr(kind, "SHORT", {}))
+    for option in getattr(kind, "SHELL_ONLY", ()):
+        if isinstance(data, dict) and option in data:
+            raise ValueError(
+                f"{file}: {option} names code that is run: give it as --{option}, not in a file of settings"
+            )
     given = {option: _take(words, f"--{option}")[0] or _text(data, option) for option in ("preset", "resume")}
     default = kind.base(**given) if getattr(kind, "base", None) else kind(**dict.fromkeys(required(kind), tyro.MISSING))
     default = settings_from(data, kind, str(file), default=default)

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
 from esper.cli.options import (
     by_default,
     claim_file,
@@ -68,6 +69,11 @@ class Compare:
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
     engine: EngineOption = "auto"
     """What trains the growing networks: auto is the fastest engine that can train all of the family's."""
+    cluster: str | None = None
+    """Work on the nodes of a Ray cluster: auto is the one that this machine is in, HOST:PORT names its head. --workers
+    is then the most actors. The results do not change."""
+    actors: ActorOption = "cpu"
+    """What each actor of a cluster has for itself: a core, or a GPU."""
 
     def run(self) -> int:
         return self.into(Path("compared") / f"{file_name(self.task)}-{self.seed}")
@@ -77,7 +83,6 @@ class Compare:
         from esper.tasks.draws import comparison_draws
         from esper.tasks.family import family_of
         from esper.training.comparison import summarise, to_json
-        from esper.training.own.grow import pick_device
         from esper.training.plots import drawn, plot_comparison
 
         refuse_if_it_holds(self.out, ("comparison.json",), "a comparison")
@@ -85,9 +90,9 @@ class Compare:
         controllers = labelled(self.controllers)
         family = family_of(self.task, data_dir=self.data_dir, text_file=self.text_file)
         family.draw(numbers[0], held_out=True)  # find out now, not in a worker, what cannot be drawn
-        device = pick_device(self.device)
+        device = device_of_jobs(self.device, self.cluster, self.actors)
         workers = pick_workers(self.workers, device.type)
-        engine, remarks = pick_engine(self.engine, family, device, numbers, workers)
+        engine, remarks = pick_engine(self.engine, family, device, numbers, workers, here=self.cluster is None)
         if self.json not in (None, "-"):
             claim_file(Path(str(self.json)), "--json")
         console = wide_console(stderr=self.json == "-")
@@ -120,13 +125,14 @@ class Compare:
     ) -> Comparison:
         from esper.training.comparison import compare
 
-        with interruptible() as interrupt, Progress(console) as watch:
+        chosen = chosen_executor(self.cluster, self.actors, self.workers, device.type, console)
+        with chosen as executor, interruptible() as interrupt, Progress(console) as watch:
             return compare(
                 family if self.data_dir or self.text_file else self.task,
                 controllers,
                 numbers,
                 controls=self.controls,
-                workers=pick_workers(self.workers, device.type),
+                executor=executor,
                 device=device,
                 engine=engine,
                 rent=self.rent,

@@ -109,7 +109,7 @@ def _controllers() -> Iterator[Finding]:
 
     for name in shipped_names():
         make_controller(name)
-    yield Finding("controllers", "ok", f"{', '.join(shipped_names())} are whole; {DEFAULT_CONTROLLER} is the default")
+    yield Finding("controllers", "ok", f"whole: {', '.join(shipped_names())}; {DEFAULT_CONTROLLER} is the default")
 
 
 def _threads() -> Iterator[Finding]:

@@ -3,40 +3,55 @@
 from __future__ import annotations
 
 import json
+import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from rich.console import Console, Group
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.console import Console
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.cli.options import by_default, file_name, refuse_if_it_holds, results_folder
-from esper.cli.terminal import Watch, fits, show_rows, wide_console
+from esper.cli.terminal import wide_console
+from esper.cli.user_code import user_errors, user_function
 from esper.env.rent import RENT_RATE
-from esper.lifecycle import Contrast
+from esper.tables import Report
 
 if TYPE_CHECKING:
-    from esper.engine.eager import EpochRecord
+    from torch import nn
+
     from esper.tasks.family import Draw
-    from esper.tasks.registry import Task
-    from esper.training.own.history import History, SeedStory
     from esper.training.own.run import Grown
 
+AUTO = "auto"
+TASK = "mnist1d"
 EPOCHS = 40
-"""Of a task, which has no horizon of its own."""
+"""Where nothing else says how long."""
 MODEL_FILES = ("architecture.json", "model.safetensors", "model.pt2")
 """A folder with one of these holds a grown model, or what a full disk left of one."""
 
 
 @dataclass(frozen=True)
 class Grow:
-    """Train the host of a task while a controller grows it; keep the plain model, its history and a picture."""
+    """Train the host of a task, or a model of your own, while a controller grows it; keep the plain model, its history
+    and a picture."""
 
-    task: str = "mnist1d"
+    SHELL_ONLY: ClassVar = ("model", "data")
+    """What a --config file must not set: it is data, and these run code."""
+
+    task: Annotated[str | None, by_default(TASK)] = None
     """What to learn; `esper info` lists the tasks. Or a family of problems (mixed, mixed/vector, natural)."""
+    model: str | None = None
+    """A model of your own in place of a task: FILE.py:FUNCTION, such as my.py:make_model. The function takes no
+    arguments and returns a torch.nn.Module. Your file is run, with all your rights."""
+    data: str | None = None
+    """Its data: FILE.py:FUNCTION. The function returns (train, validation) or (train, validation, test), each as
+    `esper.grow` takes them: (inputs, targets) as tensors or arrays, or a DataLoader."""
+    slots: str = AUTO
+    """Where your model may grow: module paths or patterns, with commas between (layer1,layer2 or "h.*"); auto chooses
+    blocks, stage ends or hidden layers."""
     draw: Annotated[int | None, by_default("0")] = None
     """Number of the held-out problem of a family, which brings its own data, host, epochs and limits. The same
     numbers are those of `esper compare`."""
@@ -64,59 +79,129 @@ class Grow:
     """The text to learn, for the task `text`."""
     control: bool = True
     """Also train the same host without growth, for comparison."""
+    patience: int | None = None
+    """End after so many epochs in a row without a better validation accuracy, but not while a seed is on its way."""
+    keep_best: bool = False
+    """Keep the network of the epoch with the best validation accuracy, not that of the last one."""
+    checkpoint: Path | None = None
+    """Folder for the state after every epoch: the same command goes on from there after it was killed."""
     json: bool = False
     """Print the result as JSON instead of tables."""
 
     def run(self) -> int:
-        import torch
-
         from esper.training.catalogue import make_controller
-        from esper.training.own.grow import grow_task, pick_device
         from esper.training.plots import drawn, plot_history
 
         refuse_if_it_holds(self.out, MODEL_FILES, "a grown model")
-        torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         console = wide_console(stderr=self.json)
         controller = make_controller(self.controller)
-        problem = self._problem()
-        task = problem.task.to(pick_device(self.device))
-        control_accuracies: list[float] = []
+        problem = self._own_model() if self.model or self.data else self._task()
         with results_folder(self.out, self._usual_folder) as out:
-            with GrowWatch(console, task, problem.horizon, control_accuracies) as on_epoch:
-                grown = grow_task(
-                    task,
-                    controller=controller,
-                    epochs=problem.horizon,
-                    seed=problem.seed,
-                    budget=problem.budget,
-                    max_seeds=problem.max_seeds,
-                    rent=self.rent,
-                    control=self.control,
-                    on_epoch=on_epoch,
-                    on_remark=partial(note, console),
-                )
+            grown = problem.grow(
+                controller=controller,
+                rent=self.rent,
+                control=self.control,
+                patience=self.patience,
+                keep_best=self.keep_best,
+                checkpoint=self.checkpoint,
+                progress=console,
+                on_remark=partial(note, console),
+            )
             remarks = [*grown.remarks, *grown.save(out).warnings]
-        title = f"{task.name}: {task.description}; controller: {grown.history.controller}"
-        if missing := drawn(plot_history, out / "growth.png", grown.history, control_accuracies, title):
+        title = f"{problem.title}; controller: {grown.history.controller}"
+        if missing := drawn(plot_history, out / "growth.png", grown.history, title):
             remarks.append(missing)
         if self.json:
-            print(json.dumps(facts_of(grown, task, out), indent=2))
+            print(json.dumps(facts_of(grown, problem, out), indent=2))
         else:
-            show(console, grown, task, out, remarks)
+            show(console, grown, problem, out, remarks)
         return 130 if grown.interrupted else 0
+
+    def _task(self) -> Problem:
+        import torch
+
+        from esper.training.own.grow import grow_task, pick_device
+
+        if self.slots != AUTO:
+            raise ValueError("--slots is for --model: a task has slots of its own")
+        torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
+        found = self._problem()
+        task = found.task.to(pick_device(self.device))
+        settings: dict[str, Any] = {"epochs": found.horizon, "seed": found.seed}
+        limits: dict[str, Any] = {"budget": found.budget, "max_seeds": found.max_seeds}
+        return Problem(task.name, f"{task.name}: {task.description}", partial(grow_task, task, **settings, **limits))
+
+    def _own_model(self) -> Problem:
+        """What the functions of the user's files give."""
+        import torch
+
+        from esper.training.own.grow import pick_device
+
+        others = {"--task": self.task, "--draw": self.draw, "--data-dir": self.data_dir, "--text-file": self.text_file}
+        if wrong := [option for option, value in others.items() if value is not None]:
+            raise ValueError(f"--model and --data are a problem of their own: leave {wrong[0]} out")
+        if self.model is None or self.data is None:
+            missing = "--data" if self.data is None else "--model"
+            raise ValueError(f"--model and --data belong together: add {missing} FILE.py:FUNCTION")
+        pick_device(self.device)
+        make_model, make_data = user_function("--model", self.model), user_function("--data", self.data)
+        torch.manual_seed(self.seed)
+        model, data = make_model(), make_data()
+        if not isinstance(model, torch.nn.Module):
+            raise ValueError(f"--model {self.model} must return a torch.nn.Module, and returned {_kind(model)}")
+        if not isinstance(data, tuple | list) or len(data) not in (2, 3):
+            raise ValueError(
+                f"--data {self.data} must return (train, validation) or (train, validation, test), each in a form that "
+                f"esper.grow takes, and returned {_kind(data)}"
+            )
+        return Problem(self.model, f"{type(model).__name__} of {self.model}", partial(self._grow_own, model, data))
+
+    def _grow_own(
+        self, model: nn.Module, data: Sequence[Any], *, on_remark: Callable[[str], None], **settings: Any
+    ) -> Grown:
+        from esper.errors import GrowthWarning
+        from esper.training.own.grow import grow
+
+        train, validation, *test = data
+        slots = AUTO if self.slots == AUTO else [path.strip() for path in self.slots.split(",")]
+        with warnings.catch_warnings(), user_errors(f"--model {self.model}"):
+            usual = warnings.showwarning
+
+            def shown(message: Warning | str, category: type[Warning], *place: Any) -> None:
+                if issubclass(category, GrowthWarning):
+                    on_remark(str(message))
+                else:
+                    usual(message, category, *place)
+
+            warnings.simplefilter("always", GrowthWarning)
+            warnings.showwarning = shown  # type: ignore[assignment]
+            return grow(
+                model,
+                train,
+                validation,
+                slots=slots,
+                test_data=test[0] if test else None,
+                epochs=EPOCHS if self.epochs is None else self.epochs,
+                seed=self.seed,
+                device=self.device,
+                budget=self.param_budget,
+                max_seeds=self.max_seeds,
+                **settings,
+            )
 
     def _problem(self) -> Draw:
         """A task as it is, or one held-out problem of a family; with the limits that were asked for."""
         from esper.tasks import load_task, task_names
         from esper.tasks.family import Draw, family_of
 
-        if self.draw is None and self.task in task_names():
-            task = load_task(self.task, seed=self.seed, data_dir=self.data_dir, text_file=self.text_file)
+        name = self.task or TASK
+        if self.draw is None and name in task_names():
+            task = load_task(name, seed=self.seed, data_dir=self.data_dir, text_file=self.text_file)
             found = Draw(task, self.seed, EPOCHS, None, None, {})
         elif self.seed != 0:
             raise ValueError("a problem of a family brings its own seed: choose another problem with --draw")
         else:
-            family = family_of(self.task, data_dir=self.data_dir, text_file=self.text_file)
+            family = family_of(name, data_dir=self.data_dir, text_file=self.text_file)
             found = family.draw(self.draw or 0, held_out=True)
         return replace(
             found,
@@ -129,71 +214,52 @@ class Grow:
     def _usual_folder(self) -> Path:
         from esper.tasks import task_names
 
-        is_task = self.draw is None and self.task in task_names()
-        which = str(self.seed) if is_task else f"draw-{self.draw or 0}"
-        return Path("grown") / f"{file_name(self.task)}-{Path(self.controller).stem}-{which}"
+        if self.model:
+            name = f"{Path(self.model.rpartition(':')[0]).stem}-{Path(self.controller).stem}-{self.seed}"
+            return Path("grown") / name
+        name = self.task or TASK
+        which = str(self.seed) if self.draw is None and name in task_names() else f"draw-{self.draw or 0}"
+        return Path("grown") / f"{file_name(name)}-{Path(self.controller).stem}-{which}"
+
+
+@dataclass(frozen=True)
+class Problem:
+    """What is to be learnt, and how that begins."""
+
+    name: str
+    title: str
+    grow: Callable[..., Grown]
+
+
+def _kind(value: object) -> str:
+    """In a message about what a function returned."""
+    if isinstance(value, tuple | list):
+        return f"a {type(value).__name__} of {len(value)}"
+    return "None" if value is None else f"a {type(value).__name__}"
 
 
 # -- what a person sees of a network while it grows, and when it has grown ---------------------------------------------
 
 
-class GrowWatch(Watch):
-    """A live table while a person watches; a line every few epochs when the output goes to a file."""
+def facts_of(grown: Grown, problem: Problem, out: Path) -> dict[str, Any]:
+    from esper.training.own.summary import worth
 
-    def __init__(self, console: Console, task: Task, epochs: int, control_accuracies: list[float]) -> None:
-        what = TextColumn("growing {task.description}", markup=False)
-        self.bar = Progress(what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-        self.job = self.bar.add_task(task.name, total=epochs)
-        super().__init__(console, self.bar)
-        self.task, self.epochs, self.control = task, epochs, control_accuracies
-
-    def __call__(self, record: EpochRecord, control: EpochRecord | None) -> None:
-        if control is not None:
-            self.control.append(control.measured.accuracy)
-        self.bar.advance(self.job)
-        if record.verdict is not None:
-            self.console.print(f"epoch {record.epoch + 1} broke and was undone: {record.verdict.message}")
-        if self.live:
-            table = self._table(record, control)
-            self.live.update(Group(self.bar, table) if fits(self.console, table) else self.bar)
-        elif record.epoch % 10 == 9 or record.epoch + 1 == self.epochs:
-            self.console.print(
-                f"epoch {record.epoch + 1}/{self.epochs}: loss {record.trained.loss:.3f}, "
-                f"val accuracy {record.measured.accuracy:.1f} %, {record.parameters:,} parameters"
-            )
-
-    def _table(self, record: EpochRecord, control: EpochRecord | None) -> Table:
-        table = Table(box=None, pad_edge=False)
-        for name in ("train loss", "val loss", "val accuracy", "not grown", "parameters", *self.task.slots):
-            table.add_column(name)
-        table.add_row(
-            f"{record.trained.loss:.3f}",
-            f"{record.measured.loss:.3f}",
-            f"{record.measured.accuracy:.1f} %",
-            f"{control.measured.accuracy:.1f} %" if control else "–",
-            f"{record.parameters:,}",
-            *(f"{stage.name.lower()} {alpha:.2f}" for stage, alpha in zip(record.stages, record.alphas, strict=True)),
-        )
-        return table
-
-
-def facts_of(grown: Grown, task: Task, out: Path) -> dict[str, Any]:
-    from esper.growth.export import flops_per_example
-
-    assert grown.test is not None
     return {
-        "task": task.name,
+        "task": problem.name,
         "controller": grown.history.controller,
-        "test_accuracy": grown.test.accuracy,
-        "test_accuracy_not_grown": grown.control.accuracy if grown.control else None,
+        "test_accuracy": None if grown.test is None else grown.test.accuracy,
+        "test_accuracy_not_grown": grown.control.accuracy if grown.control and grown.test else None,
         "val_accuracy": grown.validation.accuracy,
+        "val_accuracy_not_grown": grown.control.accuracy if grown.control and not grown.test else None,
         "score": grown.score,
         "score_not_grown": grown.control_score,
         "rent": grown.rent,
         "parameters": grown.parameters,
         "host_parameters": grown.history.host_parameters,
-        "flops_per_example": flops_per_example(grown.model, grown.example),
-        "host_flops_per_example": flops_per_example(task.make_host().to(grown.example.device), grown.example),
+        "flops_per_example": grown.flops,
+        "host_flops_per_example": grown.history.host_flops,
+        "epochs": len(grown.history.records),
+        "kept_epochs": len(grown.history.told),
         "interrupted": grown.interrupted,
         "remarks": list(grown.remarks),
         "out": str(out),
@@ -204,12 +270,10 @@ def facts_of(grown: Grown, task: Task, out: Path) -> dict[str, Any]:
     }
 
 
-def show(console: Console, grown: Grown, task: Task, out: Path, remarks: list[str]) -> None:
-    _show_seeds(console, grown.history)
-    _show_values(console, grown.history)
-    _show_result(console, facts_of(grown, task, out), f"{task.name}: {task.description}")
-    if grown.interrupted:
-        console.print(f"Stopped after {len(grown.history.records)} epochs; what was grown so far is kept.")
+def show(console: Console, grown: Grown, problem: Problem, out: Path, remarks: Sequence[str]) -> None:
+    from esper.training.own.summary import result_table, seed_tables
+
+    Report((*seed_tables(grown.history), result_table(grown, problem.title))).show(console)
     for remark in remarks:
         note(console, remark)
     names = ", ".join(sorted(path.name for path in out.iterdir()))
@@ -218,89 +282,6 @@ def show(console: Console, grown: Grown, task: Task, out: Path, remarks: list[st
 
 def note(console: Console, remark: str) -> None:
     console.print(f"note: {remark}", markup=False, highlight=False)  # slots and blueprints are named by their users
-
-
-def _show_seeds(console: Console, history: History) -> None:
-    stories = history.seeds()
-    if not stories:
-        console.print("Nothing was grown.")
-        return
-    headings = ("slot", "seed", "epochs", "planted because", "became", "because", "worth")
-    rows = [_cells(history, story) for story in stories]
-    show_rows(console, "What grew", headings, rows, wrapping=("planted because", "because"))
-    console.print(
-        "worth: points of validation accuracy with the seed over without it, ± standard error, "
-        "when it last worked at its fullest",
-        style="dim",
-        highlight=False,
-    )
-
-
-def _show_values(console: Console, history: History) -> None:
-    """What the seeds that act in the final network contribute to it."""
-    acting = [(story, story.value) for story in history.seeds() if story.value is not None]
-    if not acting:
-        return
-    rows = [(s.slot, s.blueprint, _points(value.contribution), _points(value.shapley)) for s, value in acting]
-    total = sum(value.shapley.accuracy for _, value in acting)
-    rows.append(("all together", "", "", f"{total:+.1f}"))
-    headings = ("slot", "seed", "leave-one-out", "Shapley value")
-    show_rows(console, "What the seeds of the final network contribute", headings, rows, wrapping=())
-    console.print(
-        "leave-one-out: points of validation accuracy lost without this seed, ± standard error; Shapley value: its "
-        "gain averaged over the orders in which the seeds could be added, so that the values sum to the gain of all",
-        style="dim",
-        highlight=False,
-    )
-
-
-def _points(contrast: Contrast) -> str:
-    return f"{contrast.accuracy:+.1f} ± {contrast.error:.1f}"
-
-
-def _cells(history: History, story: SeedStory) -> tuple[str, ...]:
-    last = min(story.ended + 1, len(history.records))  # what ends with the run ends after its last epoch
-    found = worth(history, story)
-    measured = "not measured" if found is None else _points(found)
-    span, fate = f"{story.born + 1}–{last}", story.fate.name.lower()
-    return (story.slot, story.blueprint, span, story.why_born, fate, story.why_ended, measured)
-
-
-def worth(history: History, story: SeedStory) -> Contrast | None:
-    """The last measurement of a seed at its fullest strength: what became of the reasons.
-
-    While a seed is taken out it is measured, too, at less and less strength; that says nothing about its worth.
-    """
-    slot = history.slots.index(story.slot)
-    best: tuple[float, Contrast] | None = None
-    for record in history.records[story.born : story.ended + 1]:
-        found = record.measured.contributions.get(slot) or record.measured.shadow_benefits.get(slot)
-        if found is not None and (best is None or record.alphas[slot] >= best[0]):
-            best = (record.alphas[slot], found)
-    return None if best is None else best[1]
-
-
-def _show_result(console: Console, facts: dict[str, Any], title: str) -> None:
-    headings = ("", "test accuracy", "score", "parameters", "FLOPs per example")
-    rows = [_result("same host, not grown", facts, "_not_grown", "host_"), _result("grown", facts, "", "")]
-    show_rows(console, title, headings, rows, wrapping=headings[:1])
-    console.print(
-        f"score: test accuracy minus rent, {facts['rent']:g} points per extra host-size of parameters",
-        style="dim",
-        highlight=False,
-    )
-
-
-def _result(name: str, facts: dict[str, Any], measured: str, sized: str) -> tuple[str, ...]:
-    """A row: what was measured has a suffix of its own, what was counted a prefix."""
-    accuracy, score = facts[f"test_accuracy{measured}"], facts[f"score{measured}"]
-    return (
-        name,
-        "not trained" if accuracy is None else f"{accuracy:.1f} %",
-        "–" if score is None else f"{score:.1f}",
-        f"{facts[f'{sized}parameters']:,}",
-        f"{facts[f'{sized}flops_per_example']:,}",
-    )
 
 
 COMMAND = Grow

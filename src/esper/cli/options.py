@@ -57,6 +57,7 @@ RANGES: dict[str, Count | Range] = {
     "episodes": Count(1, 1_000_000),
     "max_seeds": Count(0, 1_000_000),
     "param_budget": Count(1, 10**15),
+    "patience": Count(1, 1_000_000),
     "workers": Count(1, 1_024),
     "balance": SHARE,
     "conservative": WEIGHT,
@@ -73,9 +74,9 @@ RANGES: dict[str, Count | Range] = {
 """By option, whatever the command. A test fails for a number that has no range."""
 
 FILES = ("text_file", "path")
-OUTPUTS = ("out", "run_dir", "profile", "json")
+OUTPUTS = ("out", "run_dir", "profile", "json", "checkpoint")
 """Where results go."""
-FOLDERS = ("data_dir", "resume", "recording")
+FOLDERS = ("data_dir", "resume", "recording", "checkpoint")
 EITHER = ("folder", "controller", "init")
 READ_IN_FOLDERS = ("config.json", "run.sqlite", "checkpoints/*.safetensors", "episodes-*.safetensors")
 """Of a run or a recording."""
@@ -161,14 +162,15 @@ def pick_workers(wanted: int | None, device: str) -> int:
 
 
 def pick_engine(
-    wanted: EngineOption, family: Family, device: torch.device, draws: Sequence[int], workers: int
+    wanted: EngineOption, family: Family, device: torch.device, draws: Sequence[int], workers: int, *, here: bool = True
 ) -> tuple[EngineName, list[str]]:
-    """What trains the networks of these draws, and lines that say so. What cannot be had is refused."""
+    """What trains the networks of these draws, and lines that say so. What cannot be had is refused. Where they are not
+    trained `here`, nothing is said about memory."""
     from esper.training.engines import check_memory, choose_engine
     from esper.training.evaluation import batch_size
 
     engine = choose_engine(wanted, family, device, first=draws[0])
-    if engine.name != "stacked":
+    if engine.name != "stacked" or not here:
         return engine.name, [str(engine)]
     batch = batch_size(engine.name, len(draws), device)
     together = min(batch, len(draws)) * (workers if device.type == "cpu" else 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import version
@@ -12,15 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
+from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
 from esper.cli.options import by_default, claim, pick_engine, pick_workers
 from esper.cli.terminal import Progress, wide_console
 from esper.config import EngineOption
 from esper.training.interrupt import interruptible
 
 if TYPE_CHECKING:
-    from esper.policy.controller import Controller
     from esper.rollout.episodes import Episodes
     from esper.training.evaluation import Job
+    from esper.training.pools import Executor
 
 EPISODES_PER_FILE = 32
 """What a killed recording can lose; Ctrl-C loses nothing."""
@@ -48,6 +49,11 @@ class Record:
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
     engine: EngineOption = "auto"
     """What trains the growing networks: auto is the fastest engine that can train all of the family's."""
+    cluster: str | None = None
+    """Work on the nodes of a Ray cluster: auto is the one that this machine is in, HOST:PORT names its head. --workers
+    is then the most actors. The results do not change."""
+    actors: ActorOption = "cpu"
+    """What each actor of a cluster has for itself: a core, or a GPU."""
 
     def run(self) -> int:
         import torch
@@ -57,26 +63,29 @@ class Record:
         from esper.tasks.draws import TRAINING_DRAWS_PER_SEED
         from esper.tasks.family import get_family
         from esper.training.catalogue import make_controller
-        from esper.training.evaluation import batch_size, jobs_for
-        from esper.training.own.grow import pick_device
+        from esper.training.evaluation import PackedController, batch_size, jobs_for
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
-        made: dict[str, Controller] = {name: make_controller(path) for name, path in labelled(self.controllers).items()}
+        named = labelled(self.controllers)
+        made = {name: PackedController.of(make_controller(path)) for name, path in named.items()}
         claim(self.out)
         first = next_draw(self.out, growth_schema(), self.seed * TRAINING_DRAWS_PER_SEED)
         get_family(self.task).draw(first)  # find out now, not in a worker, what cannot be drawn
         draws = range(first, first + self.episodes)
-        device = pick_device(self.device)
+        device = device_of_jobs(self.device, self.cluster, self.actors)
         workers = pick_workers(self.workers, device.type)
-        engine, remarks = pick_engine(self.engine, get_family(self.task), device, draws, workers)
+        engine, remarks = pick_engine(
+            self.engine, get_family(self.task), device, draws, workers, here=self.cluster is None
+        )
         batch = batch_size(engine, self.episodes, device)
         jobs = jobs_for(self.task, made, draws, held_out=False, noise=self.noise, batch=batch, engine=engine)
         console = wide_console(stderr=False)
         for remark in remarks:
             console.print(remark, style="dim", highlight=False, soft_wrap=True)
-        with interruptible() as interrupt, Progress(console) as watch:
+        chosen = chosen_executor(self.cluster, self.actors, self.workers, device.type, console)
+        with chosen as executor, interruptible() as interrupt, Progress(console) as watch:
             total, done = self.episodes * len(made), 0
-            for part in _files(_played(jobs, min(workers, len(jobs)), str(device), lambda: interrupt.requested)):
+            for part in _files(_played(jobs, executor, str(device), lambda: interrupt.requested)):
                 self._append(part)
                 done += len(part)
                 watch.note(done, total, part.controllers[-1])
@@ -101,18 +110,12 @@ class Record:
         append(self.out, episodes, growth_schema(), provenance)
 
 
-def _played(jobs: list[Job], workers: int, device: str, stop: Any) -> Iterator[Episodes]:
+def _played(jobs: list[Job], executor: Executor, device: str, stop: Callable[[], bool]) -> Iterator[Episodes]:
     from esper.training.evaluation import record_job
-    from esper.training.workers import in_processes
+    from esper.training.pools import run_each
 
-    if workers > 1:
-        work = partial(record_job, device=device)
-        yield from (episodes for _, episodes in in_processes(work, jobs, workers, stop))
-        return
-    for job in jobs:
-        if stop():
-            return
-        yield record_job(job, device)
+    for _, episodes in run_each(partial(record_job, device=device), jobs, executor, stop):
+        yield episodes
 
 
 def _files(played: Iterator[Episodes]) -> Iterator[Episodes]:

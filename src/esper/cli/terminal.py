@@ -4,25 +4,33 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
-from rich import box
-from rich.console import Console, RenderableType
-from rich.live import Live
-from rich.measure import Measurement
-from rich.padding import Padding
+from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bars
-from rich.table import Table
 from rich.text import Text
+
+from esper.tables import WIDTH, Watch, fits, show_rows
 
 if TYPE_CHECKING:
     from esper.training.statistics import Estimate
 
+__all__ = [
+    "FILE_WIDTH",
+    "Progress",
+    "Watch",
+    "clock",
+    "fits",
+    "show_rows",
+    "styled",
+    "wide_console",
+    "with_interval",
+]
+
 SECONDS_BETWEEN_LINES = 15.0
 """Where nobody watches, progress is a line now and then."""
-FILE_WIDTH = 110
+FILE_WIDTH = WIDTH
 """Columns of what is written where nobody watches."""
 
 
@@ -41,50 +49,6 @@ def wide_console(*, stderr: bool = False, file_width: int = FILE_WIDTH) -> Conso
 def styled(markup: str) -> Text:
     """Of markup whose names are escaped."""
     return Text.from_markup(markup, emoji=False)
-
-
-def fits(console: Console, table: Table) -> bool:
-    """Whether every word of a table can be read; a terminal that is too narrow gets its words cut short."""
-    anywhere = console.options.update(max_width=10_000)  # measured in a narrow place, everything claims to be narrow
-    return Measurement.get(console, anywhere, table).minimum <= console.width
-
-
-def show_rows(
-    console: Console, title: str, headings: Sequence[str], rows: Sequence[Sequence[str]], *, wrapping: Sequence[str]
-) -> None:
-    """A table in which the columns of the headings `wrapping` may break their lines; where that is still too wide for
-    the terminal, a few lines per row."""
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    for heading, *cells in zip(headings, *rows, strict=True):
-        parts = [part for cell in (heading, *cells) for part in (cell.split() if heading in wrapping else [cell])]
-        table.add_column(heading, no_wrap=heading not in wrapping, min_width=max(map(len, parts)))
-    for row in rows:
-        table.add_row(*map(Text, row))  # Text: nothing in a name is markup
-    if fits(console, table):
-        console.print(table)
-        return
-    console.print(Text(title, "italic"))
-    for first, *rest in rows:
-        console.print(Text(first, "bold"))
-        for heading, cell in zip(headings[1:], rest, strict=True):
-            console.print(Padding(Text(f"{heading}: {cell}"), (0, 0, 0, 2)))
-
-
-class Watch:
-    """A live display for a person, of work that goes on; nothing where the output goes to a file."""
-
-    def __init__(self, console: Console, first: RenderableType) -> None:
-        self.console = console
-        self.live = Live(first, console=console, transient=True) if console.is_terminal else None
-
-    def __enter__(self) -> Self:
-        if self.live:
-            self.live.start()
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        if self.live:
-            self.live.stop()
 
 
 class Progress:

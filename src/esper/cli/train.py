@@ -7,8 +7,9 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 import torch
 import tyro
@@ -16,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.agent.policies import LearnedController
+from esper.cli.clusters import ActorOption, device_of_jobs, opened_cluster
 from esper.cli.compare import Compare
 from esper.cli.options import (
     ConfigOptions,
@@ -27,7 +29,6 @@ from esper.cli.options import (
     file_name,
     no_empty_folder,
     option_name,
-    pick_workers,
 )
 from esper.cli.terminal import Watch, clock, wide_console
 from esper.engine.gc_control import deferred_gc
@@ -45,6 +46,9 @@ from esper.training.run_folder import RunFolder
 from esper.training.session import begin_session, duration_of
 from esper.training.train_config import PRESETS, TrainConfig
 
+if TYPE_CHECKING:
+    from esper.training.cluster import RayCluster
+
 CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "tensorboard", "wandb"}
 """A run may go on longer, its files may have moved, and others may watch; anything else would make it another run."""
 
@@ -61,9 +65,13 @@ class Train(ConfigOptions, TrainConfig):
     """Continue the run in this folder, exactly where it stopped."""
     device: str = "auto"
     """cpu, cuda, …; auto is a GPU if there is one."""
-    workers: Annotated[int | None, by_default("one per CPU core; one on a GPU")] = None
-    """Processes that share the environments. On a GPU one plays all of them, and with the stacked engine the others
-    draw problems. The results do not change."""
+    workers: Annotated[int | None, by_default("one per CPU core; on a GPU without MPS one")] = None
+    """Processes that share the environments; on a GPU, of the stacked engine alone. The results do not change."""
+    cluster: str | None = None
+    """Play on the nodes of a Ray cluster: auto is the one that this machine is in, HOST:PORT names its head. --workers
+    is then the most actors. The results do not change."""
+    actors: ActorOption = "cpu"
+    """What each actor of a cluster has for itself: a core, or a GPU. The agent learns on --device."""
     profile: Path | None = None
     """Write torch profiler traces of the first updates to this folder."""
 
@@ -87,14 +95,15 @@ class Train(ConfigOptions, TrainConfig):
         console = wide_console(stderr=False)
         device = pick_device(self.device)
         started = time.perf_counter()
-        with self._begin(device) as (folder, config, undo), deferred_gc(device):
+        cluster_of = partial(opened_cluster, self.cluster, self.actors, self.workers)
+        with self._begin(device) as (folder, config, undo), cluster_of() as cluster, deferred_gc(device):
             store = RunStore(folder.path / STORE_NAME)
             recorder = FanOut(StoreRecorder(store), *_sinks(folder.path, config))
             workers, remarks = self._plan(config, device)
             for remark in remarks:
                 console.print(remark, style="dim", highlight=False, soft_wrap=True)
-            trainer = Trainer(config, folder, recorder, workers=workers, device=str(device))
-            if duration := duration_of(config, trainer.engine.name, device, workers):
+            trainer = Trainer(config, folder, recorder, workers=workers, device=str(device), cluster=cluster)
+            if cluster is None and (duration := duration_of(config, trainer.engine.name, device, workers)):
                 console.print(duration, highlight=False, soft_wrap=True)
             try:
                 finished = self._train(console, trainer, store, undo)
@@ -104,8 +113,7 @@ class Train(ConfigOptions, TrainConfig):
             again = shlex.join(["esper", "train", "--resume", str(folder.path)])
             console.print(f"Stopped after update {trainer.update}; continue with: {again}", soft_wrap=True)
             return 130
-        workers = pick_workers(self.workers, device.type)
-        return self._judge(console, folder, config, workers, clock(time.perf_counter() - started))
+        return self._judge(console, folder, config, clock(time.perf_counter() - started))
 
     def _train(self, console: Console, trainer: Trainer, store: RunStore, undo: ExitStack) -> bool:
         """Whether it went on to the last update."""
@@ -115,7 +123,11 @@ class Train(ConfigOptions, TrainConfig):
         if self.resume is not None and trainer.folder is not None:
             trainer.folder.keep_config(trainer.config)  # the next resume goes on with these settings
         begin_session(trainer, store)
-        with interruptible() as interrupt, TrainWatch(console, trainer) as show, profiling(self.profile) as profile:
+        with (
+            interruptible() as interrupt,
+            TrainWatch(console, trainer, trainer.cluster) as show,
+            profiling(self.profile) as profile,
+        ):
 
             def on_update(report: UpdateReport) -> None:
                 show(report)
@@ -162,19 +174,19 @@ class Train(ConfigOptions, TrainConfig):
 
     def _plan(self, config: TrainConfig, device: torch.device) -> tuple[int, list[str]]:
         """How many workers there are, and lines about the engine and its memory. What cannot be had is refused."""
-        from esper.training.engines import check_memory, stack_size
+        from esper.training.engines import ONE_AT_A_TIME, check_memory, players, stack_size
         from esper.training.loop import engine_of
 
         family = config.family()
-        engine = engine_of(config, family, str(device))
-        workers = min(pick_workers(self.workers, device.type), config.envs)
-        if engine.name != "stacked":
+        engine = engine_of(config, family, str(device_of_jobs(str(device), self.cluster, self.actors)))
+        workers = min(players(self.workers, engine.name, device), config.envs)
+        if engine.name != "stacked" or self.cluster is not None:  # the memory of other machines is not known
             return workers, [str(engine)]
-        size = min(config.envs, stack_size(config.envs, device))
-        together = min(config.envs, size * workers)
-        if device.type != "cpu":  # one process plays, and the other cores draw problems
-            workers = self.workers or max(1, pick_workers(None, "cpu") - 1)
-        return workers, [str(engine), check_memory(family, together, device, first=config.draw_ids(1)[0])]
+        together = min(config.envs, stack_size(config.envs, device) * workers)
+        remarks = [str(engine), check_memory(family, together, device, first=config.draw_ids(1)[0])]
+        if device.type != "cpu" and workers == 1:
+            remarks.append(ONE_AT_A_TIME)
+        return workers, remarks
 
     def _config(self) -> TrainConfig:
         if self.ppo.teacher_kl and self.init is None:
@@ -202,7 +214,7 @@ class Train(ConfigOptions, TrainConfig):
 
     # -- the end -------------------------------------------------------------------------------------------------------
 
-    def _judge(self, console: Console, folder: RunFolder, config: TrainConfig, workers: int, took: str) -> int:
+    def _judge(self, console: Console, folder: RunFolder, config: TrainConfig, took: str) -> int:
         """What was learnt: by its returns, and beside the rules on problems that nobody trained on."""
         episodes = config.updates * config.envs
         console.print(
@@ -217,12 +229,14 @@ class Train(ConfigOptions, TrainConfig):
                 task=config.task,
                 controllers=f"none,random,schedule,heuristic,learned={folder.path}",
                 episodes=config.compare_episodes,
-                workers=workers,
+                workers=self.workers,
                 controls=False,
                 data_dir=None if config.data_dir is None else Path(config.data_dir),
                 text_file=None if config.text_file is None else Path(config.text_file),
                 device=self.device,
                 engine=config.engine,
+                cluster=self.cluster,
+                actors=self.actors,
                 rent=RENT_RATE if config.rent == "varied" else config.rent,
             ).into(folder.path / "comparison")  # or comparison-2: a run that goes on is judged again
         files = [("--data-dir", config.data_dir), ("--text-file", config.text_file)]
@@ -272,8 +286,9 @@ class TrainWatch(Watch):
 
     ROWS = 8
 
-    def __init__(self, console: Console, trainer: Trainer) -> None:
+    def __init__(self, console: Console, trainer: Trainer, cluster: RayCluster | None = None) -> None:
         super().__init__(console, f"update {trainer.update + 1} of {trainer.config.updates} …")
+        self.cluster = cluster
         self.trainer, self.started, self.first = trainer, time.perf_counter(), trainer.update
         self.reports: list[UpdateReport] = []
 
@@ -290,7 +305,11 @@ class TrainWatch(Watch):
             self.live.update(self._table())
         else:
             cells = ", ".join(f"{name} {value}" for name, value in _cells(report).items())
-            self.console.print(f"{cells}, {_rate(report)}{self._left()} left", soft_wrap=True)
+            nodes = f"; {self._nodes()}" if self.cluster is not None else ""
+            self.console.print(f"{cells}, {_rate(report)}{self._left()} left{nodes}", soft_wrap=True)
+
+    def _nodes(self) -> str:
+        return "" if self.cluster is None else self.cluster.members.progress()
 
     def _left(self) -> str:
         done = self.reports[-1].update - self.first
@@ -302,7 +321,9 @@ class TrainWatch(Watch):
         rows = [_cells(report) for report in self.reports[-self.ROWS :]]
         judged = any(report.evaluation is not None for report in self.reports)
         speed = _rate(self.reports[-1])
-        table = Table(title=f"update {done} of {total}, {speed}{self._left()} left", box=None, padding=(0, 1, 0, 0))
+        table = Table(
+            title=f"update {done} of {total}, {speed}{self._left()} left{self._nodes()}", box=None, padding=(0, 1, 0, 0)
+        )
         for name in rows[0]:
             if name != HELD_OUT or judged:
                 table.add_column(HEADINGS.get(name, name), justify="right", vertical="bottom", no_wrap=True)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
+from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
 from esper.cli.options import by_default, claim_file, pick_engine, pick_workers
 from esper.cli.terminal import Progress, styled, wide_console, with_interval
 from esper.config import EngineOption
@@ -18,8 +19,11 @@ from esper.files import write_whole
 from esper.training.interrupt import interruptible
 
 if TYPE_CHECKING:
+    import torch
+
     from esper.config import EngineName
     from esper.training.comparison import Row
+    from esper.training.pools import Executor
     from esper.training.tuning import Tuned
 
 
@@ -45,49 +49,62 @@ class TuneHeuristic:
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
     engine: EngineOption = "auto"
     """What trains the growing networks: auto is the fastest engine that can train all of the family's."""
+    cluster: str | None = None
+    """Work on the nodes of a Ray cluster: auto is the one that this machine is in, HOST:PORT names its head. --workers
+    is then the most actors. The results do not change."""
+    actors: ActorOption = "cpu"
+    """What each actor of a cluster has for itself: a core, or a GPU."""
 
     def run(self) -> int:
         from esper.tasks.draws import comparison_draws
         from esper.tasks.family import get_family
-        from esper.training.own.grow import pick_device
-        from esper.training.tuning import as_toml, tune
 
         numbers = comparison_draws(self.episodes, self.seed)
         get_family(self.task).draw(numbers[0])
         if self.out.suffix != ".toml":
             raise ValueError(f"the settings go to a .toml file, not to {self.out}")
         claim_file(self.out, "--out", new=True)
-        device = pick_device(self.device)
+        device = device_of_jobs(self.device, self.cluster, self.actors)
         workers = pick_workers(self.workers, device.type)
-        engine, remarks = pick_engine(self.engine, get_family(self.task), device, numbers, workers)
+        engine, remarks = pick_engine(
+            self.engine, get_family(self.task), device, numbers, workers, here=self.cluster is None
+        )
         console = wide_console(stderr=self.json)
-        with interruptible() as interrupt, Progress(console) as watch:
-            tuned = tune(
-                self.task,
-                self.budget_steps,
-                seed=self.seed,
-                workers=workers,
-                device=device,
-                engine=engine,
-                progress=watch.note,
-                stop=lambda: interrupt.requested,
-            )
-        for remark in remarks:  # not before: the budget may be refused
-            console.print(remark, style="dim", highlight=False, soft_wrap=True)
-        remarks = [
-            f"esper tune-heuristic --task {self.task} --budget-steps {self.budget_steps} --seed {self.seed}",
-            f"best of {tuned.candidates} candidates; {tuned.steps:,} env-steps on training draws",
-        ]
-        write_whole(self.out, as_toml(tuned.settings, self.out.stem, remarks))
-        rows = [] if tuned.interrupted else self._judge(console, numbers, workers, device.type, engine)
+        with chosen_executor(self.cluster, self.actors, self.workers, device.type, console) as executor:
+            tuned = self._search(console, executor, device, engine)
+            for remark in remarks:  # not before: the budget may be refused
+                console.print(remark, style="dim", highlight=False, soft_wrap=True)
+            rows = [] if tuned.interrupted else self._judge(console, numbers, executor, device, engine)
         if self.json:
             print(json.dumps(_facts(tuned, rows, self.out), indent=1))
         else:
             _show(console, tuned, rows, self.out)
         return 130 if tuned.interrupted else 0
 
+    def _search(self, console: Console, executor: Executor, device: torch.device, engine: EngineName) -> Tuned:
+        """The settings, which are written as a controller."""
+        from esper.training.tuning import as_toml, tune
+
+        with interruptible() as interrupt, Progress(console) as watch:
+            tuned = tune(
+                self.task,
+                self.budget_steps,
+                seed=self.seed,
+                executor=executor,
+                device=device,
+                engine=engine,
+                progress=watch.note,
+                stop=lambda: interrupt.requested,
+            )
+        remarks = [
+            f"esper tune-heuristic --task {self.task} --budget-steps {self.budget_steps} --seed {self.seed}",
+            f"best of {tuned.candidates} candidates; {tuned.steps:,} env-steps on training draws",
+        ]
+        write_whole(self.out, as_toml(tuned.settings, self.out.stem, remarks))
+        return tuned
+
     def _judge(
-        self, console: Console, numbers: Sequence[int], workers: int, device: str, engine: EngineName
+        self, console: Console, numbers: Sequence[int], executor: Executor, device: torch.device, engine: EngineName
     ) -> list[Row]:
         from esper.training.comparison import compare, summarise
 
@@ -97,7 +114,7 @@ class TuneHeuristic:
                 {"heuristic": "heuristic", "tuned": str(self.out)},
                 numbers,
                 controls=False,
-                workers=workers,
+                executor=executor,
                 device=device,
                 engine=engine,
                 progress=watch.note,

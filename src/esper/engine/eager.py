@@ -14,7 +14,7 @@ from esper.engine.learner import Learner, TrainReport
 from esper.engine.measure import Evaluation, gather
 from esper.lifecycle import Contrast, Stage, Transition
 from esper.slot_columns import SlotColumns
-from esper.slots import common_columns, measured_columns
+from esper.slot_views import common_columns, measured_columns
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ read from tensors (`step_with`).
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any
 
@@ -142,6 +142,15 @@ class GrowingOptimizer:
         for _, values in _per_group_lists(self._lists_of):
             del values[index]
         del groups[index]
+
+    def release(self, kept: Collection[int]) -> None:
+        """Growth is over: the groups of these slots are ordinary ones, for whoever trains on, and the others go."""
+        for slot in [group["slot"] for group in self.optimizer.param_groups if "slot" in group]:
+            if slot not in kept:
+                self.drop(slot)
+        for group in self.optimizer.param_groups:
+            group.pop("slot", None)
+            group.pop("updates", None)
 
     def state(self) -> dict[str, Any]:
         return {

@@ -15,7 +15,7 @@ from esper.engine.governor import FAULTS
 from esper.env.observation import to_tensor
 from esper.lifecycle import Stage
 from esper.slot_columns import SlotColumns
-from esper.slots import measured_columns
+from esper.slot_views import measured_columns
 
 
 def epoch_columns(records: Sequence[EpochRecord | None], slots: SlotColumns) -> EpochColumns:

@@ -25,7 +25,7 @@ from esper.env.world import World
 from esper.growth.blueprints import Layout, blueprint_names
 from esper.growth.model import GrowingModel
 from esper.lifecycle import Contrast, Stage
-from esper.slots import contrast_of
+from esper.slot_views import contrast_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,7 +6,7 @@ networks, without a Python object per network and step.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -29,9 +29,6 @@ from esper.tasks.problems import Problems
 from esper.tasks.stacking import stacked_problems
 from esper.telemetry.profiler import PhaseTimers
 
-Source = Callable[[Sequence[int], bool, torch.device], list[tuple[list[int], Problems]]]
-"""(draw ids, held out, device) → problems, as `stacked_problems` gives them."""
-
 
 class StackedEnv:
     """A batch of episodes. `reset` draws problems by their ids, `step` advances all of them by one epoch."""
@@ -48,16 +45,13 @@ class StackedEnv:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         precision: Precision = Precision.FP32,
-        source: Source | None = None,
         rent: Rent = RENT_RATE,
     ) -> None:
-        """`source` gives the problems of draws, where they are not made here."""
         if size < 1:
             raise ValueError(f"an environment needs at least one network, not {size}")
         self.family, self.size, self.held_out, self.slots = family, size, held_out, slots
         self.reward, self.rules, self.rent = reward or RewardConfig(), rules or Rules(), rent
         self.device, self.dtype, self.precision = torch.device(device), dtype, precision
-        self._source = source or self._drawn
         self._phase = PhaseTimers()
         self.seconds = self._phase.seconds
         """Wall time by phase, since construction."""
@@ -71,10 +65,8 @@ class StackedEnv:
         self._engine = None  # old and new networks never share the memory
         with self._phase("reset"):
             rents = rents_of(self.rent, draws, held_out=self.held_out)
-            return self.start(self._source(draws, self.held_out, self.device), rents)
-
-    def _drawn(self, draws: Sequence[int], held_out: bool, device: torch.device) -> list[tuple[list[int], Problems]]:
-        return stacked_problems(self.family, draws, held_out=held_out, device=device)
+            drawn = stacked_problems(self.family, draws, held_out=self.held_out, device=self.device)
+            return self.start(drawn, rents)
 
     def start(
         self, groups: Sequence[tuple[Sequence[int], Problems]], rent: float | Tensor = RENT_RATE

@@ -9,29 +9,31 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
-from itertools import islice
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
-from esper.growth.blueprints import SlotShape, blueprint_names
-from esper.growth.graft import Grafted, first_tensor
-from esper.growth.layout import find_layout
+from esper.growth.auto_slots import AUTO, auto_slots
+from esper.growth.blueprints import blueprint_names
 from esper.growth.model import GrowingModel, Survey, planted_modules
-from esper.growth.probe import AttachError, Probe, probe
+from esper.growth.places import Place, module_names, slot_shape
+from esper.growth.probe import AttachError, probe
 from esper.growth.replay import find_taps
 from esper.growth.visibility import find_visibility
 from esper.lifecycle import Rules
 
-__all__ = ["AttachError", "attach", "check_model", "inspect", "survey"]
+__all__ = ["AttachError", "SlotChoice", "attach", "check_model", "inspect", "survey"]
+
+SlotChoice = str | Sequence[str | Place]
+"""Module paths, patterns, or slots that `esper.slots` lists; or "auto"."""
 
 
 def attach(
     model: nn.Module,
-    slots: Sequence[str],
+    slots: SlotChoice,
     example: Any,
     *,
     layouts: Mapping[str, str] | None = None,
@@ -43,6 +45,8 @@ def attach(
     rng_seed: int = 0,
 ) -> GrowingModel:
     """Give `model` slots at the outputs of the named modules (paths such as "layer2", or patterns such as "h.*").
+
+    "auto" chooses them by a rule (`esper.growth.auto_slots`), and `esper.slots` lists what there is to choose from.
 
     `example` is a batch for the model's forward: a tensor, a tuple of arguments, or a dict of keyword arguments.
     `layouts` says what a slot's axes mean, by path or pattern: dense, conv1d, sequence, conv2d or channels_last.
@@ -65,27 +69,36 @@ def attach(
 
 def survey(
     model: nn.Module,
-    slots: Sequence[str],
+    slots: SlotChoice,
     example: Any,
     layouts: Mapping[str, str] | None = None,
     visibility: str | Mapping[str, str] | None = None,
 ) -> Survey:
     """Look at the model where the slots shall be. What is found holds for every model of the same architecture."""
     check_model(model)
-    if isinstance(slots, str):
-        raise AttachError(f"slots must be a list of module paths, such as [{slots!r}]")
-    paths = _matching_paths(model, slots)
+    auto = isinstance(slots, str) and slots == AUTO
+    paths = [] if auto else _matching_paths(model, _named(slots))
+    seen = probe(model, example)
+    if auto:
+        shapes, may_read = auto_slots(model, example, seen, layouts or {}, visibility)
+        paths = list(shapes)
     _check_patterns("layouts", layouts or {}, paths)
     _check_patterns("visibility", visibility if isinstance(visibility, Mapping) else {}, paths)
-    seen = probe(model, example)
-    shapes = {path: _slot_shape(model, path, seen, layouts or {}) for path in paths}
-    may_read = find_visibility(model, example, shapes, seen, visibility)
+    if not auto:
+        shapes = {path: slot_shape(model, path, seen, layouts or {}) for path in paths}
+        may_read = find_visibility(model, example, shapes, seen, visibility)
     finished = {module: i for i, module in enumerate(seen.passes[1])}
     ordered = sorted(paths, key=lambda path: finished[model.get_submodule(path)])
     names = {module: name for name, module in model.named_modules()}
     taps = find_taps(model, {model.get_submodule(path) for path in paths}, seen.counts)
     found = tuple((path, replace(shapes[path], visibility=may_read[path])) for path in ordered)
     return Survey(found, tuple(names[tap] for tap in taps))
+
+
+def _named(slots: SlotChoice) -> list[str]:
+    if isinstance(slots, str):
+        raise AttachError(f"slots must be a list of module paths, such as [{slots!r}], or {AUTO!r}")
+    return [slot if isinstance(slot, str) else slot.path for slot in slots]
 
 
 def check_model(model: nn.Module) -> None:
@@ -112,7 +125,7 @@ def check_model(model: nn.Module) -> None:
 
 
 def _matching_paths(model: nn.Module, patterns: Sequence[str]) -> list[str]:
-    names = list(dict.fromkeys(name for name in _names(model) if name))
+    names = list(dict.fromkeys(name for name in module_names(model) if name))
     if not patterns:
         raise AttachError(f"no slots were named; this model has modules such as {_some(names)}")
     paths: dict[str, None] = {}
@@ -126,17 +139,6 @@ def _matching_paths(model: nn.Module, patterns: Sequence[str]) -> list[str]:
         paths.update(dict.fromkeys(matched))
     # A module with two names is one slot.
     return list({model.get_submodule(path): path for path in reversed(paths)}.values())[::-1]
-
-
-def _names(module: nn.Module, path: str = "") -> Iterator[str]:
-    """Paths of all modules, second names too. Around what grew, the host's modules go by the names they always had."""
-    yield path
-    if isinstance(module, Grafted):
-        yield from islice(_names(module.host, path), 1, None)
-        return
-    for name, child in module._modules.items():
-        if child is not None:
-            yield from _names(child, f"{path}.{name}" if path else name)
 
 
 def _check_patterns(option: str, named: Mapping[str, str], paths: Sequence[str]) -> None:
@@ -154,40 +156,6 @@ def _hint(wrong: str, names: Sequence[str], otherwise: str) -> str:
 def _some(names: Sequence[str]) -> str:
     shown = sorted(names, key=lambda name: (name.count("."), names.index(name)))[:8]
     return ", ".join(shown) + (", …" if len(names) > len(shown) else "")
-
-
-def _slot_shape(model: nn.Module, path: str, seen: Probe, layouts: Mapping[str, str]) -> SlotShape:
-    module = model.get_submodule(path)
-    calls = seen.counts[module]
-    if calls == 0:
-        raise AttachError(f"slot {path!r} is never called in a forward pass: choose a module inside or around it")
-    if calls > 1:
-        raise AttachError(f"slot {path!r} is called {calls} times in a forward pass; a slot needs exactly one call")
-    two, three = (_slot_tensor(path, calls_made[module].output) for calls_made in seen.passes)
-    if (two.shape[:1], three.shape[:1]) != ((2,), (3,)):
-        raise AttachError(
-            f"slot {path!r} gives shape {list(three.shape)} for a batch of 3: its first axis must be the batch "
-            "(for torch.nn.Transformer layers, build them with batch_first=True)"
-        )
-    layout, channels_last = find_layout(path, module, three, seen.passes[1], layouts)
-    if channels_last:
-        return SlotShape(layout, three.shape[-1], tuple(three.shape[1:-1]), channels_last=layout == "conv2d")
-    return SlotShape(layout, three.shape[1], tuple(three.shape[2:]))
-
-
-def _slot_tensor(path: str, output: Any) -> Tensor:
-    first = first_tensor(output)
-    if not isinstance(first, Tensor):
-        raise AttachError(
-            f"slot {path!r} gives a {type(output).__name__}: a slot needs a tensor, or a tuple that starts with one"
-        )
-    if first.is_nested:
-        raise AttachError(
-            f"slot {path!r} gives a nested tensor (for torch.nn.TransformerEncoder, pass enable_nested_tensor=False)"
-        )
-    if not first.is_floating_point():
-        raise AttachError(f"slot {path!r} gives {first.dtype} values: a seed needs floating-point activations")
-    return first
 
 
 # -- a look at a growing model ----------------------------------------------------------------------------------------

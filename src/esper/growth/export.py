@@ -20,10 +20,11 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.files import write_whole
 from esper.growth.folder import ARCHITECTURE, FORMAT, FORMAT_VERSION, Sizes, with_digests
+from esper.growth.graft import is_record
 from esper.growth.model import GrowingModel, planted_modules
 from esper.growth.plain import ExportError, copied, grafts_of, output_gap, plain_model
 from esper.growth.probe import AttachError, arguments, call, try_batch, untouched, with_batch
-from esper.growth.program import trace
+from esper.growth.program import Program, trace
 from esper.growth.saved import LoadError, assemble, load
 from esper.growth.standalone import NotPortableError, find_host, model_source
 
@@ -72,7 +73,8 @@ def save(model: nn.Module, directory: str | Path, example: Any, *, history: Any 
         )
     plain = plain_model(model) if isinstance(model, GrowingModel) else copied(model)
     plain.eval()
-    warnings = _check_example(plain, example)
+    package = _check_example(plain, example)
+    warnings: list[str] = []
     if isinstance(model, GrowingModel):
         warnings += _difference(model, plain, example, "the plain model")
     plain.cpu()  # a model that was trained on a GPU must load where there is none
@@ -85,7 +87,8 @@ def save(model: nn.Module, directory: str | Path, example: Any, *, history: Any 
     tensors, tied = _tensors(plain)
     architecture = _architecture(plain, example, tied)
     source, no_source = _source(plain, architecture)
-    warnings += [problem for problem in (program.problem, no_source) if problem]
+    if warning := _what_is_missing(type(plain).__name__, program, no_source, package):
+        warnings.append(warning)
     architecture["model.pt2"] = {"batch": program.batch, "why": program.problem}
     architecture["model.py"] = {"written": bool(source), "why": no_source}
     architecture["warnings"] = warnings
@@ -101,15 +104,29 @@ def save(model: nn.Module, directory: str | Path, example: Any, *, history: Any 
     return Saved(Path(directory), tuple(name for name, content in files.items() if content), tuple(warnings))
 
 
-def _check_example(plain: nn.Module, example: Any) -> list[str]:
+def _check_example(plain: nn.Module, example: Any) -> str:
+    """The package of what the model returns, if it is neither torch's nor Python's."""
     try:
         kind = type(try_batch(plain, example))
     except AttachError as error:
         raise ExportError(str(error)) from error
     package = kind.__module__.partition(".")[0]
-    if package in ("builtins", "torch", "collections"):
-        return []
-    return [f"the model returns a {kind.__name__}: whoever loads model.pt2 must import {package} first"]
+    return "" if package in ("builtins", "torch", "collections") else package
+
+
+def _what_is_missing(name: str, program: Program, no_source: str, package: str) -> str:
+    """One line about the forms in which a model is not there, and what to use in their place."""
+    if program.exported is None:
+        neither = f"no model.py ({no_source}) and " if no_source else ""
+        use = f"use esper.load(folder, host=…) with a fresh {name}" if no_source else "use model.py, or esper.load"
+        return f"{neither}no model.pt2 ({program.problem}): {use}"
+    hints = [f"import {package} before you load it"] if package else []
+    hints += [] if program.cache else ["it has no key-value cache, as with use_cache=False"]
+    hints += [program.problem] if program.problem else []
+    note = f" ({'; '.join(hints)})" if hints else ""
+    if no_source:
+        return f"no model.py: {no_source}; use model.pt2{note}, or esper.load(folder, host=…)"
+    return f"model.pt2{note}" if hints else ""
 
 
 def _difference(reference: nn.Module, other: nn.Module, example: Any, what: str) -> list[str]:
@@ -127,8 +144,8 @@ def _tensors(model: nn.Module) -> tuple[dict[str, Tensor], dict[str, str]]:
     tied: dict[str, str] = {}
     owners: dict[Any, str] = {}
     for name, value in model.state_dict().items():
-        if not isinstance(value, Tensor):
-            continue  # state that a module keeps by code of its own: the architecture's class restores it
+        if not isinstance(value, Tensor) or is_record(name):
+            continue  # state that a module keeps by code of its own: the architecture restores it
         same = (value.data_ptr(), value.shape, value.stride(), value.dtype) if value.numel() else name
         if (owner := owners.setdefault(same, name)) != name:
             tied[name] = owner
@@ -167,7 +184,7 @@ def _config(plain: nn.Module, architecture: dict[str, Any]) -> Any:
         again = assemble(as_saved, Path(ARCHITECTURE), Sizes.of(plain.state_dict()))
     except (TypeError, ValueError):
         return None
-    shapes = [{name: value.shape for name, value in m.state_dict().items()} for m in (plain, again)]
+    shapes = [{name: v.shape for name, v in m.state_dict().items() if not is_record(name)} for m in (plain, again)]
     return config if shapes[0] == shapes[1] else None  # unequal when the host was changed after it was built
 
 
@@ -175,13 +192,13 @@ def _source(plain: nn.Module, architecture: dict[str, Any]) -> tuple[str, str]:
     """The text of model.py, or "" and why there is none."""
     name = type(plain).__name__
     if architecture["host"]["config"] is None and find_host(name) is type(plain):
-        return "", f"no model.py: this {name} is not what its config builds, or the config is not plain JSON data"
+        return "", f"this {name} is not what its config builds, or the config is not plain JSON data"
     if architecture["host"]["config"] is None:
-        return "", f"no model.py: the source of {name} is yours, and Esper does not copy it; use model.pt2, or host="
+        return "", f"Esper does not copy the source of {name}"
     try:
         return model_source(plain, grafts_of(plain), architecture["tied"]), ""
     except NotPortableError as error:
-        return "", f"no model.py: {error}"
+        return "", str(error)
 
 
 def _json(data: Any) -> bytes:

@@ -13,7 +13,7 @@ import hashlib
 import json
 import math
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +36,11 @@ FILES = ("model.safetensors", "model.pt2", "model.py", "history.json")
 """All others that a folder may have."""
 
 FORMAT = "esper-model"
-FORMAT_VERSION = 3
-"""2: grafts say what they may read (`visibility`), and may stand where channels come last. 3: digests."""
+FORMAT_VERSION = 4
+"""2: grafts say what they may read (`visibility`), and may stand where channels come last. 3: digests. 4: seeds have
+keys of their own, and the host's are the host's."""
 FIRST_WITH_DIGESTS = 3
+FIRST_WITH_HOST_KEYS = 4
 
 MOST_JSON_BYTES = 16 * 2**20
 """Of `architecture.json`. One graft takes about 500 bytes."""
@@ -54,16 +56,18 @@ class LoadError(ValueError):
     """A directory that holds no usable model, with the reason."""
 
 
-def with_digests(architecture: dict[str, Any], files: Mapping[str, bytes]) -> dict[str, Any]:
+def with_digests(
+    architecture: dict[str, Any], files: Mapping[str, bytes], own_name: str = ARCHITECTURE
+) -> dict[str, Any]:
     """The architecture with the digest of each file, and of itself."""
     digests = {name: f"sha256:{hashlib.sha256(content).hexdigest()}" for name, content in files.items() if content}
-    own = _own_digest({**architecture, "digests": digests})
-    return {**architecture, "digests": {**digests, ARCHITECTURE: own}}
+    own = _own_digest({**architecture, "digests": digests}, own_name)
+    return {**architecture, "digests": {**digests, own_name: own}}
 
 
-def _own_digest(architecture: dict[str, Any]) -> str:
+def _own_digest(architecture: dict[str, Any], own_name: str) -> str:
     """Of the data without this digest, so that neither layout nor order of the text matters."""
-    others = {name: digest for name, digest in architecture["digests"].items() if name != ARCHITECTURE}
+    others = {name: digest for name, digest in architecture["digests"].items() if name != own_name}
     text = json.dumps({**architecture, "digests": others}, sort_keys=True, separators=(",", ":"))
     return f"sha256:{hashlib.sha256(text.encode()).hexdigest()}"
 
@@ -81,7 +85,8 @@ def read_architecture(folder: Path) -> dict[str, Any]:
             raise LoadError(f"{folder} holds no saved model: there is no {ARCHITECTURE} in it")
         found = json.loads(read_small(path, MOST_JSON_BYTES))
     _check_format(found, path)
-    _check_digests(found, folder)
+    if "digests" in found:  # folders of the first formats have none
+        check_digests(found, folder, ARCHITECTURE, FILES)
     return found  # type: ignore[no-any-return]
 
 
@@ -96,16 +101,15 @@ def _check_format(found: Any, path: Path) -> None:
         raise LoadError(f"{path} is damaged: it has no {missing[0]!r}")
 
 
-def _check_digests(architecture: dict[str, Any], folder: Path) -> None:
-    path, digests = folder / ARCHITECTURE, architecture.get("digests")
-    if digests is None:  # saved before there were any
-        return
-    if not isinstance(digests, dict) or not digests.keys() <= {ARCHITECTURE, *FILES}:
+def check_digests(document: dict[str, Any], folder: Path, own_name: str, others: Collection[str]) -> None:
+    """Refuse a document, or a file beside it that it names, that is not as it was saved."""
+    path, digests = folder / own_name, document.get("digests")
+    if not isinstance(digests, dict) or not digests.keys() <= {own_name, *others}:
         raise LoadError(f"{path} is damaged: its digests are not those of a model's files")
-    if digests.get(ARCHITECTURE) != _own_digest(architecture):
+    if digests.get(own_name) != _own_digest(document, own_name):
         raise LoadError(f"{path} is damaged, or was changed after it was saved: its digest does not fit")
     # A folder may hold files of other origin, and may be kept without, say, model.pt2: who needs it will miss it.
-    for file in (folder / name for name in FILES if name in digests and (folder / name).exists()):
+    for file in (folder / name for name in others if name in digests and (folder / name).exists()):
         check_plain(file)
         with refused(LoadError, f"{file} cannot be read", OSError), file.open("rb") as content:
             digest = f"sha256:{hashlib.file_digest(content, 'sha256').hexdigest()}"

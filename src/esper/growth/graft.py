@@ -1,49 +1,98 @@
 """A seed as a permanent part of its host: what a grown network is made of once growth is over.
 
+The host's modules stay the objects they were: same classes, same attributes, same names in `state_dict()`. A seed acts
+through a forward hook of the module at whose output it grew, and is registered under `esper_seeds` of that module.
+
 This file needs torch alone and names nothing else of Esper's, because its source travels with an exported model.
 """
 
 from __future__ import annotations
 
 import inspect
+import json
 from typing import Any
 
 import torch
 from torch import nn
 
+SEEDS = "esper_seeds"
+"""The one name that growth adds to a host: every key of a seed in `state_dict()` has it as a part, and no other key."""
+
 
 class Grafted(nn.Module):
-    """A module of the host, and what grew at its output. Looks like the host's module to whoever reads its attributes.
+    """What grew at the output of one of the host's modules.
 
-    `grown` is plain data that says where the seed came from; a model keeps it so that it can be saved again.
+    `grown` is plain data that says where the seed came from; `holder` is the path of the module that it is registered
+    in. Both travel in `state_dict()`, so that a checkpoint says by itself which seeds it has.
     """
 
-    def __init__(
-        self, host: nn.Module, seed: nn.Module, alpha: float = 1.0, grown: dict[str, Any] | None = None
-    ) -> None:
+    def __init__(self, seed: nn.Module, alpha: float, grown: dict[str, Any], inputs: tuple[str, ...]) -> None:
         super().__init__()
-        self.host = host
         self.seed = seed
         self.alpha = alpha  # below 1 only for a seed that was exported before it was blended in fully
-        self.grown = grown or {}
-        self.inputs = argument_names(host) if getattr(seed, "reads_mask", False) else ()
-        self.training = host.training
+        self.grown = grown
+        self.inputs = inputs if getattr(seed, "reads_mask", False) else ()
+        self.holder = ""
+        self.handle: Any = None
 
-    def forward(self, *args: Any, **kwargs: Any) -> Any:
-        output = self.host(*args, **kwargs)
+    def forward(self, h: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
+        changed: torch.Tensor = self.seed(h) if mask is None else self.seed(h, mask)
+        return changed if self.alpha == 1.0 else h + self.alpha * (changed - h)
+
+    def act(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        """The hook."""
+        if getattr(module, "_is_replica", False):  # its seeds would be those of the first GPU
+            raise RuntimeError("nn.DataParallel cannot copy a grown model: use DistributedDataParallel")
         h = first_tensor(output)
-        changed = self.seed(h, readable(self.inputs, args, kwargs, h)) if self.inputs else self.seed(h)
-        mixed = changed if self.alpha == 1.0 else h + self.alpha * (changed - h)
-        return with_first(output, mixed)
+        if isinstance(h, torch.fx.Proxy):
+            return with_first(output, self.traced(h))
+        return with_first(output, self(h, readable(self.inputs, args, kwargs, h) if self.inputs else None))
 
-    def __getattr__(self, name: str) -> Any:
-        # Parents read attributes of their children: nn.TransformerEncoder of its first layer, for one.
-        try:
-            return super().__getattr__(name)
-        except AttributeError:
-            if name.startswith("__"):  # copying and pickling read these: they must mean this object
-                raise
-            return getattr(super().__getattr__("host"), name)
+    def traced(self, h: torch.fx.Proxy) -> Any:
+        """One node of torch.fx, which cannot look into most seeds."""
+        if self.inputs:
+            raise RuntimeError("torch.fx cannot trace a seed that reads masks: use torch.export.export")
+        return h.tracer.create_proxy("call_module", h.tracer.path_of_module(self), (h,), {})  # type: ignore[attr-defined]
+
+    def join(self, module: nn.Module, holder: nn.Module, path: str) -> None:
+        """Act at the output of `module`, as a part of `holder`, which has this path in the host."""
+        # The handle is kept for pickle: torch then gives no later hook of another process the same number.
+        self.handle = module.register_forward_hook(self.act, with_kwargs=True)
+        self.holder = path
+        self.training = holder.training
+        if SEEDS not in holder._modules:
+            holder.add_module(SEEDS, nn.ModuleList())
+        holder.get_submodule(SEEDS).append(self)  # type: ignore[operator]
+
+    def get_extra_state(self) -> torch.Tensor:
+        """As bytes in a tensor: files of tensors alone (safetensors) can keep it."""
+        record = {"holder": self.holder, "grown": {**self.grown, "alpha": self.alpha} if self.grown else {}}
+        return torch.frombuffer(bytearray(json.dumps(record, default=repr).encode()), dtype=torch.uint8)
+
+    def set_extra_state(self, state: torch.Tensor) -> None:
+        """Weights of another seed are refused, even where their shapes fit."""
+        found, own = read_record(state)["grown"], json.loads(json.dumps(self.grown, default=repr))
+        for key in ("blueprint", "layout", "arguments", "blend", "visibility", "channels_last"):
+            if own and found and found.get(key) != own.get(key):
+                raise ValueError(
+                    f"the seed at {own.get('path')!r} has {key} {own.get(key)!r}, and the checkpoint's has "
+                    f"{str(found.get(key))[:60]!r}: build the model with esper.load_seeds(host, checkpoint)"
+                )
+        alpha = found.get("alpha", self.alpha)
+        if not (isinstance(alpha, int | float) and 0.0 <= alpha <= 1.0):
+            raise ValueError(f"the checkpoint's alpha of a seed must lie between 0 and 1, not be {str(alpha)[:60]!r}")
+        self.alpha = float(alpha)
+
+
+def read_record(state: torch.Tensor) -> dict[str, Any]:
+    """What `Grafted.get_extra_state` has written."""
+    try:
+        record = json.loads(bytes(state.to("cpu", torch.uint8).flatten().tolist()))
+        if isinstance(record["holder"], str) and isinstance(record["grown"], dict):
+            return {"holder": record["holder"], "grown": record["grown"]}
+    except (AttributeError, KeyError, TypeError, ValueError, RecursionError) as error:
+        raise ValueError("the checkpoint's record of a seed is damaged") from error
+    raise ValueError("the checkpoint's record of a seed is damaged")
 
 
 def first_tensor(output: Any) -> Any:
@@ -57,18 +106,31 @@ def with_first(output: Any, first: torch.Tensor) -> Any:
 
 
 def graft(model: nn.Module, places: list[tuple[str, nn.Module, float, dict[str, Any]]]) -> None:
-    """Put each (path, seed, alpha, grown) behind the module at its path, wherever that module is registered."""
-    # All paths first: a graft around "layer1" would move "layer1.0".
-    for module, (_, seed, alpha, grown) in [(model.get_submodule(place[0]), place) for place in places]:
-        holders = [(m, name) for m in model.modules() for name, child in m._modules.items() if child is module]
-        grafted = Grafted(module, seed, alpha, grown)
-        for holder, name in holders:
-            holder._modules[name] = grafted
+    """Let each (path, seed, alpha, grown) act at the output of the module at its path; of one path, in this order."""
+    for path, seed, alpha, grown in places:
+        module = model.get_submodule(path)
+        grafted = Grafted(seed, alpha, grown, argument_names(module))
+        grafted.join(module, *holder_of(model, path))
         if grafted.inputs:  # a seed that reads other positions: generation must show it all of them, see `readable`
             for part in model.modules():
                 for config in (getattr(part, "config", None), getattr(part, "generation_config", None)):
                     if config is not None and getattr(config, "use_cache", None):
                         config.use_cache = False
+
+
+def holder_of(model: nn.Module, path: str) -> tuple[nn.Module, str]:
+    """Where the seed of a slot is registered, with its path: the slot's module.
+
+    An nn.Sequential would call it as one more layer, so it is the last layer inside; for an empty one, the first module
+    of the model that is no nn.Sequential.
+    """
+    module = model.get_submodule(path)
+    while isinstance(module, nn.Sequential):
+        inner = [(name, child) for name, child in module._modules.items() if child is not None]
+        if not inner:
+            return next((m, name) for name, m in model.named_modules() if not isinstance(m, nn.Sequential))
+        path, module = f"{path}.{inner[-1][0]}", inner[-1][1]
+    return module, path
 
 
 MASKS = ("attention_mask", "key_padding_mask", "src_key_padding_mask")
@@ -80,9 +142,7 @@ CACHES = ("past_key_values", "past_key_value", "layer_past")
 
 
 def argument_names(module: nn.Module) -> tuple[str, ...]:
-    """The names of a module's inputs, in their order; of something grafted, of the host's module inside."""
-    while isinstance(module, Grafted):
-        module = module.host
+    """The names of a module's inputs, in their order."""
     return tuple(inspect.signature(module.forward).parameters)
 
 
@@ -115,10 +175,17 @@ def readable(
     return None
 
 
+def is_record(key: str) -> bool:
+    """Whether a key of `state_dict()` is what a seed says about itself."""
+    return f".{SEEDS}." in f".{key}" and key.endswith("._extra_state")
+
+
 def fill(model: nn.Module, saved: dict[str, torch.Tensor], tied: dict[str, str]) -> None:
     """Give parameters and buffers their saved values and types. A name in `tied` shares the tensor of another name."""
     saved = {**saved, **{name: saved[other] for name, other in tied.items() if other in saved}}
-    own = {name: value for name, value in model.state_dict(keep_vars=True).items() if isinstance(value, torch.Tensor)}
+    saved = {name: tensor for name, tensor in saved.items() if not is_record(name)}
+    state = model.state_dict(keep_vars=True).items()
+    own = {name: value for name, value in state if isinstance(value, torch.Tensor) and not is_record(name)}
     if wrong := sorted(own.keys() ^ saved.keys()):
         where = "the file does not have" if wrong[0] in own else "the model does not have"
         raise ValueError(f"the weights do not fit the architecture: {where} {wrong[0]} ({len(wrong)} such names)")

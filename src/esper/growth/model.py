@@ -25,7 +25,7 @@ from esper.growth.seed import Seed, parameter_count
 from esper.growth.slot import Slot, SlotMode, preserved_buffers, preserved_rng
 from esper.growth.tensors import move_together, own_tensors
 from esper.lifecycle import LIVE, IllegalTransitionError, Rules, Stage, Transition
-from esper.slots import Slots
+from esper.slot_views import Slots
 
 
 @dataclass(frozen=True, slots=True)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
@@ -28,19 +29,21 @@ class ExportError(ValueError):
 
 
 def plain_model(growing: GrowingModel, *, share: bool = False) -> nn.Module:
-    """A copy of the host in which each seed that acts on its output is a permanent part, without hooks of Esper's.
+    """A copy of the host in which each seed that acts on its output is a permanent part (see `graft.py`).
 
     Seeds that still blend or are on hold stay as they act now (a constant alpha), so that the outputs are the growing
     model's. Incubating seeds do not act and are never copied. The user's own hooks are copied as `copy.deepcopy` copies
     them. The growing model is not touched. With `share`, the copy is one of modules alone: its parameters and buffers
-    are the host's own, which costs no memory.
+    are those of host and seeds, which costs no memory, and an optimizer that holds them goes on with them.
     """
     host = _copy_host(growing, share=share)
     places = []
     for slot in (slot for slot in growing.joined if slot.life.stage in IN_FORWARD):
         assert slot.seed is not None
         alpha = 1.0 if slot.life.alpha == 1.0 else float(slot.alpha)  # the tensor: its rounding is what acts
-        places.append((slot.path, _plain(copy.deepcopy(slot.seed.body)), alpha, asdict(_record(slot, alpha))))
+        body = slot.seed.body
+        kept = {id(tensor): tensor for tensor in (*body.parameters(), *body.buffers())} if share else {}
+        places.append((slot.path, _plain(copy.deepcopy(body, kept)), alpha, asdict(_record(slot, alpha))))
     graft(host, places)
     return host
 
@@ -109,7 +112,7 @@ def _record(slot: Slot, alpha: float) -> Graft:
 def check_exportable(growing: GrowingModel, example: Any) -> None:
     """Try before training whether what grows in each slot would act in the exported model as it acts here.
 
-    It would not where the host reaches a module by another way than its name: through a list, or by its weights.
+    It would not where the slot's module calls whatever is registered in it, as an nn.Sequential does.
     """
     with untouched(growing.host), preserved_rng(growing.device):
         for slot in growing.slots:
@@ -128,15 +131,15 @@ def check_exportable(growing: GrowingModel, example: Any) -> None:
                     expected = call(growing.host, example)
                 try:
                     gap = output_gap(expected, call(exported, example))
-                except Exception:  # a parent that indexes its slot, or checks its type
+                except Exception:  # a container that calls the list of its seeds
                     gap = math.inf
             finally:
                 slot.mode = SlotMode.LIVE
                 slot.uproot()
             if gap > allowed_gap(growing):
                 raise AttachError(
-                    f"slot {slot.path!r} cannot be exported: {type(growing.host).__name__} reaches this module by "
-                    "another way than its name (a list, its weights, its type): choose a module around it"
+                    f"slot {slot.path!r} cannot be exported: {type(slot.module).__name__} computes something else when "
+                    "a seed is registered in it (it calls all of its children, say): choose a module in or around it"
                 )
 
 
@@ -161,8 +164,29 @@ def _named_tensors(output: Any) -> dict[str, Tensor]:
 
 
 def grafts_of(model: nn.Module) -> list[tuple[Graft, nn.Module]]:
-    """What grew in a plain model, with its module, in the order of the model's modules."""
-    return [(Graft(**m.grown), m.seed) for m in model.modules() if isinstance(m, Grafted) and m.grown]
+    """What grew in a plain model, with its module, in the order of the model's modules, and of their hooks."""
+    return [(Graft(**{**m.grown, "path": path, "alpha": m.alpha}), m.seed) for path, m in grafted(model) if m.grown]
+
+
+def grafted(model: nn.Module) -> list[tuple[str, Grafted]]:
+    """The seeds of a plain model, each with the path of the module at whose output it acts."""
+    return [
+        (path, hook.__self__)
+        for path, module in model.named_modules()
+        for hook in module._forward_hooks.values()
+        if isinstance(getattr(hook, "__self__", None), Grafted)
+    ]
+
+
+def graft_from(grown: nn.Module, host: nn.Module) -> None:
+    """Put into `host` what a plain model of it has more; both then share these seeds."""
+    there = Counter(path for path, _ in grafted(host))
+    for path, one in grafted(grown):
+        if there[path] > 0:  # of an earlier growth, before the new ones
+            there[path] -= 1
+        else:
+            graft(host, [(path, one.seed, one.alpha, one.grown)])
+            one.seed.train(host.get_submodule(path).training)
 
 
 def _gap(a: Tensor, b: Tensor) -> float:

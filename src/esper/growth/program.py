@@ -16,7 +16,7 @@ import re
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +39,8 @@ class Program:
     """Which batch sizes it takes: "any", "only 64", or "none" without a program."""
     problem: str = ""
     """Why it is not "any"; empty when it is."""
+    cache: bool = True
+    """False: it was traced with use_cache=False, because torch.export cannot return a key-value cache."""
 
     def content(self) -> bytes:
         """The file; empty without a program."""
@@ -68,6 +70,14 @@ def trace(model: nn.Module, example: Any) -> Program:
 
     Symbols (integer inputs) are text or the like: their length stays free, too, where the model lets it.
     """
+    if cached := [config for config in _configs(model) if getattr(config, "use_cache", None) is True]:
+        for config in cached:
+            config.use_cache = False
+        try:
+            return replace(trace(model, example), cache=False)
+        finally:
+            for config in cached:
+                config.use_cache = True
     inputs = input_tensors(example)
     batch = inputs[0].shape[0]
     symbols = any(not value.is_floating_point() and value.dim() > 1 for value in inputs)
@@ -76,11 +86,17 @@ def trace(model: nn.Module, example: Any) -> Program:
         try:
             return Program(_export(model, with_batch(example, 2), _free_axes(example, batch, free_length)), "any")
         except Exception as error:  # torch.export fails in many ways of its own
-            problem = f"model.pt2 takes batches of {batch} only, because torch.export said: {first_line(error)}"
+            problem = f"takes batches of {batch} only, because torch.export said: {first_line(error)}"
     try:
         return Program(_export(model, example, None), f"only {batch}", problem)
     except Exception as error:
-        return Program(None, "none", f"no model.pt2: torch.export said: {first_line(error)}")
+        return Program(None, "none", f"torch.export said: {first_line(error)}")
+
+
+def _configs(model: nn.Module) -> list[Any]:
+    """The settings that Hugging Face's models and their parts share, each object once."""
+    found = [config for module in model.modules() if (config := getattr(module, "config", None)) is not None]
+    return list({id(config): config for config in found}.values())
 
 
 def _export(model: nn.Module, example: Any, free_axes: Any) -> ExportedProgram:

@@ -22,8 +22,17 @@ from torch import Tensor, nn
 from esper.actions import BLENDS
 from esper.errors import refused
 from esper.growth.blueprints import LAYOUTS, VISIBILITIES, SlotShape, blueprint_names, enclosed, get_blueprint
-from esper.growth.folder import LoadError, Sizes, TooLargeError, check_plain, read_architecture, without_memory
+from esper.growth.folder import (
+    FIRST_WITH_HOST_KEYS,
+    LoadError,
+    Sizes,
+    TooLargeError,
+    check_plain,
+    read_architecture,
+    without_memory,
+)
 from esper.growth.graft import fill, graft
+from esper.growth.older import renamed
 from esper.growth.program import read_program
 from esper.growth.slot import preserved_rng
 from esper.growth.standalone import Graft, find_host
@@ -53,10 +62,12 @@ def load(directory: str | Path, *, host: nn.Module | None = None, trust_program:
     model = assemble(architecture, folder / "architecture.json", sizes, host)
     damage = (SafetensorError, OSError, ValueError, TypeError, AttributeError, RuntimeError)
     with refused(LoadError, f"{weights} is damaged or belongs to another model", *damage):
-        tensors = load_file(weights)
-        _check_tied(architecture["tied"], tensors.keys(), folder / "architecture.json")
+        tensors, tied = load_file(weights), architecture["tied"]
+        _check_tied(tied, tensors.keys(), folder / "architecture.json")
+        if architecture["version"] < FIRST_WITH_HOST_KEYS:
+            tensors, tied = renamed(model, tensors, tied)
         _check_kinds(model, tensors)
-        fill(model, tensors, architecture["tied"])
+        fill(model, tensors, tied)
     return model.eval()
 
 
@@ -92,13 +103,15 @@ def assemble(architecture: dict[str, Any], path: Path, sizes: Sizes, host: nn.Mo
         refused(LoadError, f"{path} describes another model than the weights beside it", TooLargeError),
     ):
         sizes.check_modules(len(architecture["grafts"]))
-        grafts = [_read_graft(graft_data, path) for graft_data in architecture["grafts"]]
+        grafts = [read_graft(graft_data, str(path)) for graft_data in architecture["grafts"]]
+        if architecture["version"] < FIRST_WITH_HOST_KEYS:
+            grafts.reverse()  # of a module that grew twice, the later seed came first
         with preserved_rng(torch.device("cpu")):
             with without_memory(sizes):
                 if host is None:
                     _grafted(_build_host(architecture["host"], path), grafts)
                 else:
-                    nn.ModuleList(_build_seed(record) for record in grafts)  # a list registers, and so counts, them
+                    nn.ModuleList(build_seed(record) for record in grafts)  # a list registers, and so counts, them
             return _grafted(_build_host(architecture["host"], path) if host is None else host, grafts)
 
 
@@ -106,8 +119,8 @@ def _grafted(model: nn.Module, grafts: list[Graft]) -> nn.Module:
     device = next(model.parameters()).device
     places = []
     for record in grafts:
-        named = replace(record, class_name=_class_of(record).__name__)  # the seed's own, never the file's
-        places.append((record.path, _build_seed(record).to(device), float(record.alpha), asdict(named)))
+        named = replace(record, class_name=class_of(record).__name__)  # the seed's own, never the file's
+        places.append((record.path, build_seed(record).to(device), float(record.alpha), asdict(named)))
     graft(model, places)
     return model
 
@@ -125,13 +138,15 @@ def _build_host(data: dict[str, Any], path: Path) -> nn.Module:
     return kind(**data["config"])
 
 
-def _read_graft(data: Any, path: Path) -> Graft:
+def read_graft(data: Any, path: str) -> Graft:
     """One entry of the grafts, with nothing in it that no growing model could have written."""
     graft = Graft(**data)
     damaged = f"{path} does not describe a model that grew: a graft's"
     _check_types(data, Graft, damaged)
     if not 0.0 <= graft.alpha <= 1.0:
         raise LoadError(f"{damaged} alpha must lie between 0 and 1, not be {graft.alpha}")
+    if not graft.path:  # to torch, the whole model
+        raise LoadError(f"{damaged} path must name a module of the host, not be empty")
     if not graft.class_name.isidentifier():
         raise LoadError(f"{damaged} class_name must be a name, not {graft.class_name!r:.60}")
     stages = [stage.name for stage in Stage if stage in IN_FORWARD]
@@ -179,18 +194,18 @@ def _check_tied(tied: Any, saved: Collection[str], path: Path) -> None:
             )
 
 
-def _class_of(record: Graft) -> type[nn.Module]:
+def class_of(record: Graft) -> type[nn.Module]:
     if record.blueprint not in blueprint_names():
         raise LoadError(
             f"the model grew the blueprint {record.blueprint!r:.60}, which is not registered here: "
             "import the file that defines it, then load again"
         )
-    return get_blueprint(record.blueprint, record.layout).module  # type: ignore[arg-type]  # `_read_graft` has looked
+    return get_blueprint(record.blueprint, record.layout).module  # type: ignore[arg-type]  # `read_graft` has looked
 
 
-def _build_seed(record: Graft) -> nn.Module:
+def build_seed(record: Graft) -> nn.Module:
     # The saved arguments, not today's options: a blueprint may have been re-tuned since.
-    body = _class_of(record)(**record.arguments)
+    body = class_of(record)(**record.arguments)
     shape = SlotShape(
         record.layout,  # type: ignore[arg-type]
         record.arguments["channels"],

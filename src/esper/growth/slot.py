@@ -21,7 +21,7 @@ from esper.growth.replay import Recorded
 from esper.growth.seed import Seed
 from esper.growth.tensors import own_tensors
 from esper.lifecycle import IN_FORWARD, Stage
-from esper.slots import SlotLife, Slots
+from esper.slot_views import SlotLife, Slots
 
 
 class SlotMode(Enum):

@@ -55,6 +55,28 @@ def find_visibility(
     return found
 
 
+def visible_slots(
+    model: nn.Module,
+    example: Any,
+    shapes: Mapping[str, SlotShape],
+    seen: Probe,
+    given: str | Mapping[str, str] | None,
+) -> tuple[dict[str, Visibility], dict[str, str]]:
+    """The same for slots that nobody asked for: those that cannot be are left out, with the reason."""
+    try:
+        return find_visibility(model, example, shapes, seen, given), {}
+    except AttachError as error:
+        if len(shapes) == 1:
+            return {}, dict.fromkeys(shapes, str(error))
+    found: dict[str, Visibility] = {}
+    refused: dict[str, str] = {}
+    for path, shape in shapes.items():
+        one = visible_slots(model, example, {path: shape}, seen, given)
+        found |= one[0]
+        refused |= one[1]
+    return found, refused
+
+
 def _for_layout(word: Visibility, shape: SlotShape) -> Visibility:
     """A vector has no positions; a map has no causal seeds but those that read one position."""
     if shape.layout == "dense":

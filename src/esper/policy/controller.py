@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.actions import BLENDS, HEAD_NAMES, WAIT, Action, Op
+from esper.actions import BLENDS, HEAD_NAMES, Action, Op
 from esper.env.observation import decode_one
 from esper.env.situation import Situation, world_of
 from esper.env.spaces import ActionMasks, Observation
@@ -178,60 +178,3 @@ class RandomLegal(RuleController):
             blueprint = rng.choice(sorted(slot.growable))
             return Action(op, slot.index, blueprint, rng.choice(BLENDS), reason="at random")
         return Action(op, slot.index, reason="at random")
-
-
-class ByHost:
-    """Two controllers behind one name: `dense` decides for hosts whose slots are all dense, `others` for the rest.
-
-    Each sees its own learners only, so it decides as it would without the other.
-    """
-
-    def __init__(self, name: str, dense: ColumnController, others: ColumnController) -> None:
-        self.name, self.dense, self.others = name, dense, others
-        self._seeds: list[int] = []
-        self._acting = False
-        """Both act on all rows in this episode, and each row takes the answer that is meant for it."""
-        self._parts: list[tuple[ColumnController, list[int]]] | None = None
-        """Each controller with the places of its learners, from the first decision of an episode on."""
-
-    def reset(self, seeds: Sequence[int]) -> None:
-        self._seeds, self._parts, self._acting = list(seeds), None, False
-
-    def state_dict(self) -> dict[str, Any]:
-        parts = self._parts or []
-        return {"parts": [[one is self.dense, places, one.state_dict()] for one, places in parts]}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self._parts = []
-        for dense, places, saved in state["parts"]:
-            controller = self.dense if dense else self.others
-            controller.reset([self._seeds[place] for place in places])
-            controller.load_state_dict(saved)
-            self._parts.append((controller, places))
-        self._parts = self._parts or None
-
-    def act(self, world: World, observation: Observation, masks: ActionMasks) -> Tensor:
-        if not self._acting:
-            for controller in (self.dense, self.others):
-                controller.reset(self._seeds)
-            self._acting = True
-        dense = ((world.layout == _DENSE) | ~world.slots.present).all(1, keepdim=True)
-        answers = [controller.act(world, observation, masks) for controller in (self.dense, self.others)]
-        return torch.where(dense, answers[0], answers[1])
-
-    def decide(self, situations: Sequence[Situation]) -> list[Action]:
-        if len(situations) != len(self._seeds):
-            raise ValueError(f"{self.name} was reset for {len(self._seeds)} learners, not {len(situations)}")
-        if self._parts is None:  # slots do not change their layout, so the parts hold for whole episodes
-            places: dict[bool, list[int]] = {True: [], False: []}
-            for place, situation in enumerate(situations):
-                places[all(slot.layout == "dense" for slot in situation.slots)].append(place)
-            parts = ((self.dense, places[True]), (self.others, places[False]))
-            self._parts = [(controller, theirs) for controller, theirs in parts if theirs]
-            for controller, theirs in self._parts:
-                controller.reset([self._seeds[place] for place in theirs])
-        actions = [WAIT] * len(situations)
-        for controller, theirs in self._parts:
-            for place, action in zip(theirs, controller.decide([situations[i] for i in theirs]), strict=True):
-                actions[place] = action
-        return actions

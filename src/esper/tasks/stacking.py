@@ -136,12 +136,6 @@ def sorts_of(family: Family, draw_ids: Sequence[int], *, held_out: bool) -> list
     return found
 
 
-def is_made_on_device(family: Family, draw_id: int) -> bool:
-    """Whether the draw's problem is made in a batch on the device, not one by one on a CPU."""
-    member = family.member_of(draw_id)[0] if isinstance(family, Together) else family
-    return isinstance(member, BatchedFamily)
-
-
 def stack_draws(
     draw_ids: Sequence[int], draws: Sequence[Draw], device: torch.device | str = "cpu"
 ) -> list[tuple[list[int], Problems]]:

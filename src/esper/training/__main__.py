@@ -9,7 +9,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -22,8 +21,9 @@ from esper.config import settings_from
 from esper.engine.gc_control import deferred_gc
 from esper.telemetry.recorder import StoreRecorder
 from esper.telemetry.store import STORE_NAME, RunStore
+from esper.training.engines import ONE_AT_A_TIME, players
 from esper.training.interrupt import interruptible
-from esper.training.loop import Trainer, UpdateReport
+from esper.training.loop import Trainer, UpdateReport, engine_of
 from esper.training.run_folder import RunFolder
 from esper.training.session import begin_session, duration_of
 from esper.training.train_config import PRESETS, TrainConfig
@@ -45,9 +45,11 @@ def main(words: Sequence[str] | None = None) -> int:
 
 def _train(folder: RunFolder, config: TrainConfig, device: str, options: argparse.Namespace) -> int:
     began, store = time.monotonic(), RunStore(folder.path / STORE_NAME)
-    workers = options.workers or max(1, (os.cpu_count() or 1) - (device != "cpu"))
+    workers = players(options.workers, engine_of(config, config.family(), device).name, device)
     trainer = Trainer(config, folder, StoreRecorder(store), workers=workers, device=device)
     say(f"{folder.path}: {trainer.engine}, {workers} workers")
+    if workers == 1 and device != "cpu" and trainer.engine.name == "stacked":
+        say(ONE_AT_A_TIME)
     limit = TimeLimit(options.stop_after, began)
     try:
         trainer.resume()
@@ -127,7 +129,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="changes to the preset")
     parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="save and stop before this time is up")
     parser.add_argument("--device", help="cuda where there is one, else cpu")
-    parser.add_argument("--workers", type=int, help="processes; by default as many as there are cores")
+    parser.add_argument("--workers", type=int, help="processes; by default one per core, on a GPU without MPS one")
     parser.add_argument("--estimate", action="store_true", help="say beforehand about how long it will take")
     return parser
 

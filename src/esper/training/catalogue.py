@@ -10,10 +10,10 @@ from collections.abc import Callable
 from pathlib import Path
 
 from esper.agent.policies import LearnedController
-from esper.agent.shipped import provenance, shipped_names, shipped_path
+from esper.agent.shipped import shipped_names, shipped_path
 from esper.config import read_table, settings_from
 from esper.errors import did_you_mean
-from esper.policy.controller import ByHost, ColumnController, Controller, NoGrowth, RandomLegal
+from esper.policy.controller import ColumnController, Controller, NoGrowth, RandomLegal
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.policy.schedule import default_schedule, parse_schedule
 from esper.training.run_folder import RunFolder
@@ -59,9 +59,6 @@ def as_controller(given: str | Path | Controller) -> Controller:
 
 
 def _shipped(name: str) -> ColumnController:
-    asks = provenance(name).asks
-    if asks is not None:
-        return ByHost(name, *(LearnedController.load(shipped_path(one)) for one in (asks.dense, asks.others)))
     controller = LearnedController.load(shipped_path(name))
     controller.name = name
     return controller
@@ -87,6 +84,5 @@ def policy_file(name: str) -> Path:
     if path.is_dir():
         return RunFolder.open(path)[0].policy()
     if not path.exists() and len(path.parts) == 1 and not path.suffix:  # more like a misspelt name than like a file
-        policies = [shipped for shipped in shipped_names() if provenance(shipped).asks is None]
-        raise ValueError(f"there is no checkpoint {name}; the policies that come by name: {', '.join(policies)}")
+        raise ValueError(f"there is no checkpoint {name}; the policies that come by name: {', '.join(shipped_names())}")
     return path

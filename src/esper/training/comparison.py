@@ -9,6 +9,7 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,7 +29,8 @@ from esper.training.controls import (
     gather_controls,
     static_widths,
 )
-from esper.training.evaluation import Job, batch_size, jobs_for, run_jobs
+from esper.training.evaluation import Job, PackedController, batch_size, jobs_for, run_jobs
+from esper.training.pools import Executor
 from esper.training.results import PASSES, EpisodeResult, Results
 from esper.training.statistics import (
     Estimate,
@@ -113,6 +115,7 @@ def compare(
     controls: bool = True,
     scratch_of: str | None = None,
     workers: int = 1,
+    executor: Executor | None = None,
     device: torch.device | str = "cpu",
     engine: EngineName | None = None,
     rent: float = RENT_RATE,
@@ -122,15 +125,17 @@ def compare(
     """Run the controllers on held-out draws, then the controls that their results call for.
 
     `scratch_of`: whose networks are trained from scratch; the default is the best growing controller's. `engine` trains
-    the networks that controllers grow; None is the per-network one of the device, as for controls.
+    the networks that controllers grow; None is the per-network one of the device, as for controls. `executor` works in
+    place of `workers` processes of this machine.
     """
     started = time.perf_counter()
     expected = len(numbers) * (len(controllers) + (CONTROLS_EXPECTED if controls else 0))
     meter = _Meter(progress or (lambda done, total, what: None), expected)
     made = {label: make_controller(who) if isinstance(who, str) else who for label, who in controllers.items()}
+    sent = {label: PackedController.of(made[label]) if _is_file(who) else who for label, who in controllers.items()}
     batch = batch_size(engine, len(numbers), device)
-    jobs = jobs_for(family, controllers, numbers, batch=batch, engine=engine, rent=rent)
-    results = run_jobs(jobs, workers=workers, device=device, progress=meter.note, stop=stop)
+    jobs = jobs_for(family, sent, numbers, batch=batch, engine=engine, rent=rent)
+    results = run_jobs(jobs, workers=workers, executor=executor, device=device, progress=meter.note, stop=stop)
     found = Comparison(
         family=family if isinstance(family, str) else family.name,
         numbers=tuple(numbers),
@@ -143,9 +148,13 @@ def compare(
         plans, known = _plan(found)
         jobs = control_jobs(family, plans, known)
         meter.total, meter.phase = meter.done + len(jobs), "static controls"
-        ran = run_jobs(jobs, workers=workers, device=device, progress=meter.note, stop=stop)
+        ran = run_jobs(jobs, workers=workers, executor=executor, device=device, progress=meter.note, stop=stop)
         found = replace(found, controls=gather_controls(plans, ran, known, _reference(found), rent))
     return replace(found, interrupted=stop(), seconds=time.perf_counter() - started)
+
+
+def _is_file(controller: Controller | str) -> bool:
+    return isinstance(controller, str) and Path(controller).exists()
 
 
 class _Meter:

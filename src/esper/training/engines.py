@@ -9,8 +9,10 @@
 from __future__ import annotations
 
 import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -146,6 +148,28 @@ def _size(count: float) -> str:
     return f"{count / 1e9:.1f} GB" if count >= 1e9 else f"{count / 1e6:.0f} MB"
 
 
+# -- how many processes play ------------------------------------------------------------------------------------------
+
+
+def players(wanted: int | None, engine: EngineName, device: torch.device | str) -> int:
+    """Processes that play episodes: what was asked for, or as many as are faster than one."""
+    cores = os.cpu_count() or 1
+    if torch.device(device).type == "cpu":
+        return wanted or cores
+    if engine != "stacked":
+        return 1
+    return wanted or (max(1, cores - 1) if mps_is_running() else 1)
+
+
+def mps_is_running() -> bool:
+    """Whether NVIDIA's MPS lets kernels of several processes run side by side; without it they take turns."""
+    return Path(os.environ.get("CUDA_MPS_PIPE_DIRECTORY", "/tmp/nvidia-mps"), "control").exists()
+
+
+ONE_AT_A_TIME = "one process plays on the GPU; with NVIDIA's MPS several do, in a third of the time (docs/stacked.md)"
+"""For whoever has not started it."""
+
+
 # -- environments ------------------------------------------------------------------------------------------------------
 
 
@@ -156,7 +180,6 @@ def make_env(
     if engine == "stacked":
         settings.pop("compiled", None)
         return StackedEnv(family, size, device=device, **settings)
-    settings.pop("source", None)
     return GrowthEnv(family, size, device=device, graphs=engine == "graphs", **settings)
 
 

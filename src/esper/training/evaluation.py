@@ -7,6 +7,7 @@ a stack is always made of the same draws (`batch_size`). The test set is looked 
 
 from __future__ import annotations
 
+import pickle
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,12 +23,13 @@ from esper.env.rent import RENT_RATE
 from esper.env.stacked_env import StackedEnv
 from esper.policy.controller import Controller
 from esper.rollout.episodes import Episodes
-from esper.rollout.play import ControllerActor, StoppedError, play
+from esper.rollout.play import ControllerActor, play
 from esper.tasks.family import Family, get_family
 from esper.training.catalogue import make_controller
 from esper.training.engines import make_env, parts_of, per_network, stack_size
+from esper.training.pools import Executor, never, run_each
 from esper.training.results import EpisodeResult, Results, result_of_learner, results_of_stacks
-from esper.training.workers import in_processes
+from esper.training.workers import Processes
 
 BATCH = 4
 """Networks that train side by side in one process. Small, so that progress is seen often and workers end together."""
@@ -36,12 +38,27 @@ STACKED_BATCH = 1024
 
 
 @dataclass(frozen=True, slots=True)
+class PackedController:
+    """A controller as bytes, for jobs that are done where its file is not; a cluster sends them to each node once."""
+
+    pickled: bytes
+
+    @classmethod
+    def of(cls, controller: Controller) -> PackedController:
+        return cls(pickle.dumps(controller))
+
+    def open(self) -> Controller:
+        controller: Controller = pickle.loads(self.pickled)
+        return controller
+
+
+@dataclass(frozen=True, slots=True)
 class Job:
     """Some draws under one controller, trained side by side. Names stand for built-in families and controllers."""
 
     label: str
     family: Family | str
-    controller: Controller | str
+    controller: Controller | PackedController | str
     draws: tuple[int, ...]
     held_out: bool = True
     noise: float = 0.0
@@ -51,15 +68,19 @@ class Job:
     rent: float = RENT_RATE
 
     def play(
-        self, device: torch.device | str = "cpu", stop: Callable[[], bool] = lambda: False
+        self, device: torch.device | str = "cpu", stop: Callable[[], bool] = never
     ) -> tuple[Episodes, GrowthEnv | StackedEnv]:
         """The episodes, and the environment as they left it. They depend on the job alone, not on where it runs."""
         family = get_family(self.family) if isinstance(self.family, str) else self.family
-        controller = make_controller(self.controller) if isinstance(self.controller, str) else self.controller
         env = make_env(self.engine or per_network(device), family, len(self.draws), device, rent=self.rent)
-        actor = ControllerActor(controller, self.label, self.noise)
+        actor = ControllerActor(self._make_controller(), self.label, self.noise)
         with _one_thread():
             return play(env, actor, self.draws, held_out=self.held_out, stop=stop), env
+
+    def _make_controller(self) -> Controller:
+        if isinstance(self.controller, PackedController):
+            return self.controller.open()
+        return make_controller(self.controller) if isinstance(self.controller, str) else self.controller
 
 
 def record_job(job: Job, device: torch.device | str = "cpu") -> Episodes:
@@ -69,7 +90,7 @@ def record_job(job: Job, device: torch.device | str = "cpu") -> Episodes:
 
 def jobs_for(
     family: Family | str,
-    controllers: Mapping[str, Controller | str],
+    controllers: Mapping[str, Controller | PackedController | str],
     draws: Sequence[int],
     *,
     held_out: bool = True,
@@ -96,36 +117,26 @@ def run_jobs(
     jobs: Sequence[Job],
     *,
     workers: int = 1,
+    executor: Executor | None = None,
     device: torch.device | str = "cpu",
     progress: Callable[[Job, list[EpisodeResult]], None] | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = never,
 ) -> Results:
-    """Run the jobs, in this process or in several. What was complete when `stop` said so is returned."""
-    if workers < 1:
-        raise ValueError(f"workers must be at least 1, not {workers}")
+    """Run the jobs in so many processes, or wherever `executor` says; `device` is the one there. What was complete when
+    `stop` said so is returned."""
+    where = executor or Processes(workers)
     found: Results = {job.label: {} for job in jobs}
     work = partial(run_job, device=str(device))
-    finished = in_processes(work, jobs, workers, stop) if workers > 1 else _in_turn(jobs, device, stop)
-    for job, results in finished:
+    if isinstance(where, Processes) and where.workers == 1:  # a job in this process can be stopped in its middle
+        work = partial(work, stop=stop)
+    for job, results in run_each(work, jobs, where, stop):
         found[job.label].update({result.number: result for result in results})
         if progress is not None:
             progress(job, results)
     return found
 
 
-def _in_turn(
-    jobs: Sequence[Job], device: torch.device | str, stop: Callable[[], bool]
-) -> Iterator[tuple[Job, list[EpisodeResult]]]:
-    for job in jobs:
-        try:
-            yield job, run_job(job, device, stop)
-        except StoppedError:
-            return
-
-
-def run_job(
-    job: Job, device: torch.device | str = "cpu", stop: Callable[[], bool] = lambda: False
-) -> list[EpisodeResult]:
+def run_job(job: Job, device: torch.device | str = "cpu", stop: Callable[[], bool] = never) -> list[EpisodeResult]:
     """Train the job's networks to their ends and judge them."""
     started = time.perf_counter()
     episodes, env = job.play(device, stop)

@@ -14,6 +14,7 @@ Python and launches, and with NVIDIA's MPS their small kernels run side by side 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -39,7 +40,8 @@ from esper.rollout.play import Decisions, play
 from esper.tasks.family import BoundedFamily
 from esper.telemetry.profiler import PhaseTimers
 from esper.training.engines import make_env, parts_by_sort, parts_of, per_network, stack_size
-from esper.training.workers import Worker, share_out, start_workers
+from esper.training.pools import Executor, InProcess
+from esper.training.workers import Processes
 
 log = logging.getLogger(__name__)
 
@@ -81,6 +83,8 @@ class PolicyPlayer:
     def __call__(self, job: PolicyJob) -> Played:
         size, shares_gpu = len(job.draws), self._sharing > 0 and torch.device(self._device).type == "cuda"
         if shares_gpu:  # what this process only keeps for later, another may need now
+            # MPS has few connections, and a process takes eight unless told otherwise; read when CUDA starts.
+            os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
             self._env = None
             collect_garbage()
             torch.cuda.empty_cache()
@@ -126,25 +130,26 @@ class Fleet:
         precision: Precision = Precision.FP32,
         compiled: bool = False,
         rent: Rent = RENT_RATE,
+        executor: Executor | None = None,
     ) -> None:
-        """`engine`: None is the per-network one of the device."""
-        if workers < 1:
-            raise ValueError(f"workers must be at least 1, not {workers}")
+        """`engine`: None is the per-network one of the device. `executor` plays in place of `workers` processes of this
+        machine; `device` is that of whoever plays."""
+        here = Processes(workers)
         engine = engine or per_network(device)
         on_cpu = torch.device(device).type == "cpu"
-        self._family, self._stacked, self._on_cpu, self._device = family, engine == "stacked", on_cpu, device
+        self._family, self._stacked, self._on_cpu = family, engine == "stacked", on_cpu
         self._together = stack_size(size, device) if self._stacked else 1 if on_cpu else size
         """Episodes that are played side by side; stacks on a GPU are divided by sort instead."""
-        if workers > 1 and not (on_cpu or self._stacked):
+        if workers > 1 and not (on_cpu or self._stacked) and executor is None:
             log.warning("on a GPU one process plays all environments: of %d workers, none is started", workers)
         if on_cpu or not self._stacked:
             workers = min(workers, -(-size // self._together))  # no more than there are jobs
-        local = workers == 1 or not (on_cpu or self._stacked)
+        local = executor is None and (workers == 1 or not (on_cpu or self._stacked))
         settings: dict[str, Any] = {"reward": reward, "slots": slots, "precision": precision}
         settings |= {"compiled": compiled, "rent": rent}
-        player = PolicyPlayer(family, engine, device, sharing=0 if local else workers + 1, **settings)
-        self._local = player if local else None
-        self._workers: list[Worker] = [] if local else start_workers([player] * workers)
+        sharing = 0 if local else workers + 1 if executor is None else 1  # an actor of a cluster has its own GPU
+        player = PolicyPlayer(family, engine, device, sharing=sharing, **settings)
+        self._pool = (InProcess() if local else executor or here).pool(player, workers)
         self._timers = PhaseTimers()
         self._took: dict[str, float] = {}
         """Seconds of each job of the last rollout, by name."""
@@ -154,20 +159,18 @@ class Fleet:
     ) -> Episodes:
         """One episode of each draw, in their order, with a seed for each; without seeds the most probable actions."""
         parts = self._parts(draws, held_out)
+        chosen = [None if seeds is None else seeds[part[0]] for part in parts.values()]
         jobs = [
-            PolicyJob(
-                policy, self._filled([draws[i] for i in part]), held_out, None if seeds is None else seeds[part[0]]
-            )
-            for part in parts.values()
+            PolicyJob(policy, self._filled([draws[place] for place in part]), held_out, seed)
+            for part, seed in zip(parts.values(), chosen, strict=True)
         ]
-        local = self._local
-        played = share_out(self._workers, jobs) if local is None else [local(job) for job in jobs]
+        played = self._pool.map(jobs)
         for name, one in zip(parts, played, strict=True):
             self._took[name] = sum(one.seconds.values())
             for phase, seconds in one.seconds.items():
                 self._timers.seconds[phase] = self._timers.seconds.get(phase, 0.0) + seconds
         order = torch.tensor([place for part in parts.values() for place in part])
-        episodes = join([one.episodes for one in played]).to(self._device)
+        episodes = join([one.episodes for one in played])
         return episodes if torch.equal(order, torch.arange(len(episodes))) else episodes.select(order.argsort())
 
     def _parts(self, draws: Sequence[int], held_out: bool) -> dict[str, tuple[int, ...]]:
@@ -187,8 +190,7 @@ class Fleet:
         return self._timers.drain()
 
     def close(self) -> None:
-        for worker in self._workers:
-            worker.close()
+        self._pool.close()
 
 
 def seeds_for(seed: int, update: int, count: int) -> list[int]:

@@ -75,9 +75,18 @@ def interruptible() -> Iterator[Interrupt]:
         if interrupt.requested:
             raise KeyboardInterrupt
         interrupt.requested = True
+        if number == signal.SIGINT:
+            _announce()
 
     with _handled(note, (signal.SIGINT, *commands)):
         yield interrupt
+
+
+def _announce() -> None:
+    """A step may take long, and a person at a terminal would think that nothing happened."""
+    if os.isatty(2):
+        with suppress(OSError):  # not print: a signal may come while something else is being written
+            os.write(2, b"\nstopping at the end of this step; Ctrl-C once more stops at once\n")
 
 
 @contextmanager

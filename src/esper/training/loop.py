@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -38,6 +38,9 @@ from esper.training.fleet import Fleet, seeds_for
 from esper.training.journal import Journal, RolloutSummary
 from esper.training.run_folder import RunFolder
 from esper.training.train_config import TrainConfig
+
+if TYPE_CHECKING:
+    from esper.training.cluster import RayCluster
 
 log = logging.getLogger(__name__)
 EVALUATION = "evaluation"
@@ -73,26 +76,31 @@ class Trainer:
         workers: int = 1,
         device: str = "cpu",
         family: BoundedFamily | None = None,
+        cluster: RayCluster | None = None,
     ) -> None:
         """`family` stands in for the one that the configuration names, for problems that have no name. `workers` are
-        processes that play episodes."""
+        processes that play episodes; the actors of a `cluster` play in their place, and its owner closes it. The agent
+        learns on `device`."""
         self.config = config
         self.folder = folder
         self.recorder = recorder or RunRecorder()
         self.timers = PhaseTimers()
         family = family or config.family()
-        self.engine = engine_of(config, family, device)
+        self.cluster = cluster
+        plays_on = device if cluster is None else cluster.device
+        self.engine = engine_of(config, family, plays_on)
         self.fleet = Fleet(
             family,
             config.envs,
             reward=config.reward,
             slots=family.slots,
-            device=device,
+            device=plays_on,
             workers=workers,
             engine=self.engine.name,
             precision=config.precision,
             compiled=config.compiled,
             rent=config.rent,
+            executor=cluster,
         )
         self.agent = make_agent(config, device)
         if config.init is not None:
@@ -178,6 +186,7 @@ class Trainer:
 
     def close(self) -> None:
         self.fleet.close()
+        self._note_cluster(self.update)  # of the update that failed: what rewinding to this one would keep
         self.recorder.close()
 
     # -- one update ---------------------------------------------------------------------------------------------------
@@ -207,6 +216,7 @@ class Trainer:
         with self.timers("telemetry"):
             self.recorder.metrics(update, metrics)
             self._note_compile_failure(update)
+            self._note_cluster(update)
             anomalies = self.monitor.after_update(update, metrics, update / self.config.updates)
         self.update = update
         evaluation = self._evaluate(update) if self._is_time_to_evaluate(update) else None
@@ -227,11 +237,18 @@ class Trainer:
             told = f"torch.compile failed, and the network runs uncompiled from now on: {failure}"
             self.recorder.event(Event("compile", update, told, "warning"))
 
+    def _note_cluster(self, update: int) -> None:
+        """Nodes that came and went, with the logs of lost actors."""
+        for note in () if self.cluster is None else self.cluster.members.take_notes():
+            details = {"log": note.log} if note.log else {}
+            self.recorder.event(Event("cluster", update, note.message, note.severity, data=details))
+
     def collect(self, update: int) -> Episodes:
         """One episode of every environment, played by copies of the policy."""
         draws = self.config.draw_ids(update)
         with self.timers("environment"):
-            return self.fleet.play(self._policy(), draws, seeds=seeds_for(self.config.seed, update, len(draws)))
+            seeds = seeds_for(self.config.seed, update, len(draws))
+            return self.fleet.play(self._policy(), draws, seeds=seeds).to(self.agent.device)  # not where it was played
 
     def _policy(self) -> bytes:
         return pack_policy(self.agent.network, self.agent.observation_normaliser)

@@ -42,8 +42,8 @@ class PlotUnavailableError(ImportError):
 
 
 @contextmanager
-def drawing(path: Path, rows: int = 1, columns: int = 1, **options: Any) -> Iterator[tuple[Any, Any]]:
-    """A figure and its axes, which are written to the file at the end."""
+def drawing(path: Path | None, rows: int = 1, columns: int = 1, **options: Any) -> Iterator[tuple[Any, Any]]:
+    """A figure and its axes, which are written to the file at the end, if there is one."""
     os.environ.setdefault("MPLBACKEND", "Agg")  # no screen needed to write a file
     try:
         import matplotlib.pyplot as plt  # noqa: PLC0415  (optional dependency)
@@ -52,12 +52,13 @@ def drawing(path: Path, rows: int = 1, columns: int = 1, **options: Any) -> Iter
     figure, axes = plt.subplots(rows, columns, layout="constrained", **options)
     try:
         yield figure, axes
-        figure.savefig(path, dpi=130)
+        if path is not None:
+            figure.savefig(path, dpi=130)
     finally:
         plt.close(figure)
 
 
-def drawn(plot: Callable[..., None], *arguments: Any) -> str:
+def drawn(plot: Callable[..., Any], *arguments: Any) -> str:
     """Draw it if that can be done; else why not."""
     try:
         plot(*arguments)
@@ -81,19 +82,24 @@ def error_bar(estimate: Estimate) -> Any:
 # -- one run -----------------------------------------------------------------------------------------------------------
 
 
-def plot_history(path: Path, history: History, control: Sequence[float] = (), title: str = "") -> None:
-    """Accuracy over epochs, above one band per slot that shows its seeds' stages."""
+def plot_history(path: Path | None, history: History, title: str = "") -> Any:
+    """Accuracy over epochs, above one band per slot that shows its seeds' stages; gives the figure."""
+    control = history.control
     count = len(history.slots)
     size: dict[str, Any] = {"figsize": (9, 3.6 + 0.42 * count), "height_ratios": [3.4, 0.42 * count + 0.3]}
-    with drawing(path, 2, sharex=True, **size) as (_, (top, bottom)):
+    with drawing(path, 2, sharex=True, **size) as (figure, (top, bottom)):
         accuracies = [record.measured.accuracy for record in history.records]
         if control:
             label = f"same host, not grown ({control[-1]:.1f} %)"
             top.plot(range(1, len(control) + 1), control, color=COLOURS[1], label=label)
-        label = f"grown ({accuracies[-1]:.1f} %)"
+        label = f"grown ({history.told[-1].measured.accuracy:.1f} %)"
         top.plot(range(1, len(accuracies) + 1), accuracies, color=COLOURS[0], linewidth=2.2, label=label)
         for story in history.seeds():
             top.axvline(story.born + 1, color="#999999", linewidth=0.8, linestyle=":")
+        if history.kept is not None:
+            for axes in (top, bottom):
+                axes.axvspan(history.kept + 0.5, len(accuracies) + 0.5, color="#000000", alpha=0.06, linewidth=0)
+            top.plot([], [], color="#000000", alpha=0.12, linewidth=8, label=f"after the best epoch, {history.kept}")
         top.set_ylabel("validation accuracy (%)")
         top.set_title(title, loc="left")
         top.legend(loc="best", framealpha=0.8, edgecolor="none")
@@ -101,6 +107,7 @@ def plot_history(path: Path, history: History, control: Sequence[float] = (), ti
         _draw_stages(bottom, history)
         bottom.xaxis.get_major_locator().set_params(integer=True)
         bottom.set(xlabel="epoch", xlim=(0.5, len(accuracies) + 0.5))
+    return figure
 
 
 def _draw_stages(axes: Axes, history: History) -> None:

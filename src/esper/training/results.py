@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import torch
@@ -20,8 +19,8 @@ from esper.engine.stacked.engine import StackedEngine
 from esper.env.rent import score
 from esper.growth.blueprints import SlotShape, blueprint_names
 from esper.growth.export import flops_per_example
-from esper.growth.seed import Seed
 from esper.growth.slot import preserved_rng
+from esper.growth.slot_list import seed_flops
 from esper.lifecycle import IN_FORWARD, Stage
 from esper.rollout.episodes import Episodes
 from esper.rollout.render import reports_of
@@ -221,10 +220,3 @@ def training_flops(
         shadows = sum(network + costs[i] for i, stage in enumerate(record.stages) if stage is Stage.TRAINING)
         total += PASSES * examples_per_epoch * (network + shadows)
     return total
-
-
-@cache
-def seed_flops(blueprint: str, shape: SlotShape, blend: str) -> int:
-    """FLOPs of one example's pass through such a seed."""
-    with preserved_rng(torch.device("cpu")):
-        return flops_per_example(Seed(blueprint, shape, blend), shape.example(2))

@@ -21,6 +21,7 @@ from esper.policy.heuristic import ROTATION, Heuristic, HeuristicSettings
 from esper.tasks.draws import COMPARISON_DRAWS_PER_SEED
 from esper.tasks.family import Family, get_family
 from esper.training.evaluation import Job, batch_size, jobs_for, run_jobs
+from esper.training.pools import Executor
 from esper.training.results import EpisodeResult, Results
 
 KEEP = 3
@@ -102,6 +103,7 @@ def tune(
     *,
     seed: int = 0,
     workers: int = 1,
+    executor: Executor | None = None,
     device: torch.device | str = "cpu",
     engine: EngineName | None = None,
     progress: Callable[[int, int, str], None] | None = None,
@@ -123,7 +125,7 @@ def tune(
             break
         batch = batch_size(engine, len(numbers), device)
         jobs = jobs_for(family, search.controllers(), numbers, held_out=False, batch=batch, engine=engine)
-        found = run_jobs(jobs, workers=workers, device=device, progress=search.note, stop=stop)
+        found = run_jobs(jobs, workers=workers, executor=executor, device=device, progress=search.note, stop=stop)
         if stop():  # a round that was cut short decides nothing
             break
         search.rank(found, last=one is rounds[-1])

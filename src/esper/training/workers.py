@@ -20,12 +20,11 @@ from contextlib import contextmanager, suppress
 from multiprocessing import util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 
-_Job = TypeVar("_Job")
-_Result = TypeVar("_Result")
+from esper.training.pools import InProcess, Pool, never
 
 POLL_SECONDS = 0.2
 """How often the parent looks whether it is to stop."""
@@ -108,49 +107,50 @@ class Worker:
         self.beats.close()
 
 
-def in_processes(
-    function: Callable[[_Job], _Result],
-    jobs: Sequence[_Job],
-    workers: int,
-    stop: Callable[[], bool] = lambda: False,
-) -> Iterator[tuple[_Job, _Result]]:
-    """Each job with its result. `function` and the jobs are pickled. Once `stop` says so, running jobs are dropped."""
-    crew = start_workers([function] * min(workers, len(jobs)))
-    try:
-        for index, result in as_they_finish(crew, jobs, stop):
-            yield jobs[index], result
-    finally:
-        for worker in crew:
+class Processes:
+    """So many processes of this machine; one is this process itself."""
+
+    def __init__(self, workers: int) -> None:
+        if workers < 1:
+            raise ValueError(f"workers must be at least 1, not {workers}")
+        self.workers = workers
+
+    def pool(self, function: Callable[[Any], Any], jobs: int) -> Pool:
+        """No more processes are started than there are jobs."""
+        if self.workers == 1:
+            return InProcess().pool(function, jobs)
+        return ProcessPool(function, min(self.workers, jobs))
+
+
+class ProcessPool(Pool):
+    """Worker processes, each with a copy of the function."""
+
+    def __init__(self, function: Callable[[Any], Any], workers: int) -> None:
+        self.crew = start_workers([function] * workers)
+
+    def as_they_finish(self, jobs: Sequence[Any], stop: Callable[[], bool] = never) -> Iterator[tuple[int, Any]]:
+        """Each job goes to the next idle worker."""
+        waiting = list(reversed(range(len(jobs))))
+        doing: dict[Connection, tuple[Worker, int]] = {}
+        try:
+            while not stop() and (waiting or doing):
+                for worker in self.crew:
+                    if worker.pipe not in doing and waiting:
+                        index = waiting.pop()
+                        doing[worker.pipe] = (worker, index)
+                        worker.send(jobs[index])
+                for pipe in wait(list(doing), timeout=POLL_SECONDS):
+                    worker, index = doing[pipe]  # type: ignore[index]
+                    result = worker.receive()
+                    del doing[pipe]  # type: ignore[arg-type]
+                    yield index, result
+        finally:
+            if doing:  # after an error, or a stop: their answers would be taken for those to other jobs
+                self.close()
+
+    def close(self) -> None:
+        for worker in self.crew:
             worker.close()
-
-
-def share_out(crew: Sequence[Worker], jobs: Sequence[Any]) -> list[Any]:
-    """The results of all jobs, in the order of the jobs. After an error the crew is gone: what it still works on would
-    be taken for the answers to other jobs."""
-    try:
-        results: dict[int, Any] = dict(as_they_finish(crew, jobs))
-    except BaseException:
-        for worker in crew:
-            worker.close()
-        raise
-    return [results[index] for index in range(len(jobs))]
-
-
-def as_they_finish(
-    crew: Sequence[Worker], jobs: Sequence[Any], stop: Callable[[], bool] = lambda: False
-) -> Iterator[tuple[int, Any]]:
-    """The index of each job with its result; each job goes to the next idle worker."""
-    waiting = list(reversed(range(len(jobs))))
-    doing: dict[Connection, tuple[Worker, int]] = {}
-    while not stop() and (waiting or doing):
-        for worker in crew:
-            if worker.pipe not in doing and waiting:
-                index = waiting.pop()
-                doing[worker.pipe] = (worker, index)
-                worker.send(jobs[index])
-        for pipe in wait(list(doing), timeout=POLL_SECONDS):
-            worker, index = doing.pop(pipe)  # type: ignore[call-overload]
-            yield index, worker.receive()
 
 
 def start_workers(functions: Sequence[Callable[[Any], Any]]) -> list[Worker]:

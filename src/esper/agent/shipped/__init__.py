@@ -1,8 +1,7 @@
 """Learned controllers that come with Esper, by name: `NAME.json` (its provenance) and `NAME.safetensors` (a policy).
 
-One without a policy of its own is a pair: it asks one of two others, by a host's slots. `benchmarks/ship.py` makes
-them. A policy's network is kept in float16 and loaded into float32; apart from that, it is an ordinary checkpoint.
-Nothing here needs torch, so that the options' help is quick.
+`benchmarks/ship.py` makes them. A policy's network is kept in float16 and loaded into float32; apart from that, it is
+an ordinary checkpoint. Nothing here needs torch, so that the options' help is quick.
 """
 
 from __future__ import annotations
@@ -47,23 +46,8 @@ class Score:
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
-    """The policies that a controller asks."""
-
-    dense: str
-    """About hosts whose slots are all dense."""
-    others: str
-    """About every other host."""
-
-    def sha256(self) -> str:
-        """Of the sums that the two policies shipped with."""
-        sums = f"dense {_read(self.dense).sha256}\nothers {_read(self.others).sha256}\n"
-        return hashlib.sha256(sums.encode()).hexdigest()
-
-
-@dataclass(frozen=True, slots=True)
 class Provenance:
-    """Where a shipped controller comes from, and which policies are meant."""
+    """Where a shipped controller comes from, and which file is meant."""
 
     summary: str
     """What it is, in half a line."""
@@ -79,9 +63,7 @@ class Provenance:
     score: Score | None
     """None: not judged yet."""
     sha256: str
-    """Of the safetensors file, or of a pair's sums."""
-    asks: Pair | None
-    """None: it has a policy of its own."""
+    """Of the safetensors file."""
     blueprints: list[str]
     """The kinds of seed that it knows, in the order of their numbers."""
     layout: str
@@ -103,11 +85,6 @@ def shipped_names() -> tuple[str, ...]:
 def shipped_path(name: str) -> Path:
     """The policy's file, after making sure that it is the one that was shipped."""
     known = provenance(name)
-    if known.asks is not None:
-        raise ShippedError(
-            f"{name!r} has no policy of its own, it asks {known.asks.dense} where all slots are dense and "
-            f"{known.asks.others} elsewhere: name one of them"
-        )
     path = FOLDER / f"{name}.safetensors"
     if not path.exists():
         raise ShippedError(f"{path} is missing: install Esper again")
@@ -120,17 +97,7 @@ def shipped_path(name: str) -> Path:
 
 
 def provenance(name: str) -> Provenance:
-    """What is known about a shipped controller. Policies' files are not looked at."""
-    known = _read(name)
-    if known.asks is not None and known.asks.sha256() != known.sha256:
-        raise ShippedError(
-            f"{FOLDER / name}.json is about other policies than the {known.asks.dense} and {known.asks.others} that "
-            "lie beside it: install Esper again"
-        )
-    return known
-
-
-def _read(name: str) -> Provenance:
+    """What is known about a shipped controller. The policy's file is not looked at."""
     if name not in shipped_names():
         raise ShippedError(f"no controller {name!r} comes with Esper; there are: {', '.join(shipped_names())}")
     path = FOLDER / f"{name}.json"

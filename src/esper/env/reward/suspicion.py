@@ -9,7 +9,7 @@ from typing import Literal, get_args
 import torch
 from torch import Tensor
 
-from esper.slots import Slots
+from esper.slot_views import Slots
 
 Kind = Literal["ransomware", "reward_hacking"]
 KINDS: tuple[Kind, ...] = get_args(Kind)

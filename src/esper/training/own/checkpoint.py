@@ -13,16 +13,17 @@ from torch.utils.data import DataLoader
 from esper.errors import refused
 from esper.files import write_whole
 from esper.tasks.feed import Feed, LoaderFeed, TensorFeed
+from esper.training.own.best import Best
 from esper.training.own.stepper import StateError, Stepper
 
 FILE = "growth.pt"
 
 
 class Checkpoint:
-    """The state of a run's networks and of their data."""
+    """The state of a run's networks, of their data, and of the best network of each so far."""
 
-    def __init__(self, folder: Path, steppers: Sequence[Stepper]) -> None:
-        self._path, self._steppers = folder / FILE, steppers
+    def __init__(self, folder: Path, steppers: Sequence[Stepper], best: Sequence[Best]) -> None:
+        self._path, self._steppers, self._best = folder / FILE, steppers, best
         for stepper in steppers:
             _check_feed(stepper.learner.feed)
 
@@ -34,13 +35,22 @@ class Checkpoint:
         states, feeds = saved.get("networks", ()), saved.get("data", ())
         if len(states) != len(self._steppers):
             raise StateError(f"{self._path} is of a run {'with' if len(states) > 1 else 'without'} a control")
+        if "best" not in saved:
+            raise StateError(f"{self._path} is of an older version; remove it to begin anew")
+        best = saved["best"]
+        if any(found["keep"] != tracked.keep for found, tracked in zip(best, self._best, strict=True)):
+            raise StateError(f"{self._path} is of a run {'without' if self._best[0].keep else 'with'} keep_best")
         for stepper, state, feed in zip(self._steppers, states, feeds, strict=True):
             stepper.load_state_dict(state)
             _load_feed(stepper.learner.feed, feed)
+        for tracked, found in zip(self._best, best, strict=True):
+            tracked.load_state_dict(found)
 
     def save(self) -> None:
         data = [_feed_state(stepper.learner.feed) for stepper in self._steppers]
-        write_state(self._path, {"networks": [stepper.state_dict() for stepper in self._steppers], "data": data})
+        best = [tracked.state_dict() for tracked in self._best]
+        networks = [stepper.state_dict() for stepper in self._steppers]
+        write_state(self._path, {"networks": networks, "data": data, "best": best})
 
 
 def write_state(path: Path, state: dict[str, Any]) -> None:

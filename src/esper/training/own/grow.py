@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from rich.console import Console
 from torch import nn
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
@@ -18,7 +19,8 @@ from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.prepare import decay_over, task_learner
 from esper.env.rent import RENT_RATE, check_rent
 from esper.errors import refused
-from esper.growth.attach import attach, check_model
+from esper.growth.attach import SlotChoice, attach, check_model
+from esper.growth.auto_slots import AUTO
 from esper.growth.model import GrowingModel
 from esper.growth.plain import check_exportable, copied
 from esper.lifecycle import Rules
@@ -40,6 +42,7 @@ from esper.training.own.objective import fit_objective, integers_are_classes
 from esper.training.own.optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
 from esper.training.own.remarks import outlook, warn_user
 from esper.training.own.run import Grown, OnEpoch, run_growth
+from esper.training.own.watch import watching
 
 AT_LEAST_1 = Count(1, LARGEST_NUMBER)
 
@@ -49,7 +52,7 @@ def grow(
     train_data: Data,
     val_data: Data,
     *,
-    slots: Sequence[str],
+    slots: SlotChoice = AUTO,
     test_data: Data | None = None,
     controller: str | Path | Controller = DEFAULT_CONTROLLER,
     epochs: int = 40,
@@ -72,9 +75,14 @@ def grow(
     control: bool = False,
     in_place: bool = False,
     on_epoch: OnEpoch | None = None,
+    patience: int | None = None,
+    keep_best: bool = False,
+    progress: bool | Console = False,
     checkpoint: str | Path | None = None,
 ) -> Grown:
     """Train a copy of `model` and let it grow at `slots` (module paths or patterns); the result is a plain model.
+
+    `slots` may also be some of those that `esper.slots(model, example)` lists; "auto" chooses by a fixed rule.
 
     Data are (inputs, targets) tensors, arrays or frames, or `DataLoader`s. The metric gives one number per example, or
     one for the whole set, or is an object with `update` and `compute` as in torchmetrics; its scale is recognised where
@@ -90,7 +98,12 @@ def grow(
     the end and `Grown.score` use it; learned controllers were trained with 5 and cannot read another one yet.
 
     With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far. With
-    `checkpoint`, a folder, the same call goes on after the last whole epoch of a run that was killed.
+    `checkpoint`, a folder, the same call goes on after the last whole epoch of a run that was killed or interrupted.
+
+    `patience` ends the run after so many epochs in a row without a better validation accuracy, but not while a seed is
+    on its way; with `keep_best` the network of the best epoch is returned, and the control is that of its own best one.
+    `progress` shows the epochs as they pass: live in a terminal or a notebook, else as lines, on the error stream.
+
     `model` itself is not touched, unless it is trained `in_place`, to save memory: then it ends as the trained
     host without its seeds, and `grown.model` is made of the same tensors. What is known to go wrong before the training
     is warned of (`GrowthWarning`); `Grown.remarks` has all of it.
@@ -98,6 +111,7 @@ def grow(
     check_number("epochs", epochs, AT_LEAST_1)
     check_number("batch_size", batch_size, AT_LEAST_1)
     check_number("updates_per_epoch", updates_per_epoch, AT_LEAST_1._replace(optional=True))  # None: one pass over data
+    check_number("patience", patience, AT_LEAST_1._replace(optional=True))
     rent = check_rent(rent)
     decider = as_controller(controller)
     where = pick_device(device)
@@ -129,11 +143,31 @@ def grow(
         other, _, _ = as_feed(host, train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
         learners.append(learner(GrowingModel(copied(host), growing.survey, **limits, rng_seed=seed), other))
     test = None if held_out is None else evaluation_batches(held_out, where, feed, objective.classes, objective.ignored)
-    before = outlook(growing, decider, epochs, rent, constant=objective.constant, ignored=objective.ignored)
+    before = outlook(
+        growing,
+        decider,
+        epochs,
+        rent,
+        constant=objective.constant,
+        ignored=objective.ignored,
+        auto=isinstance(slots, str),
+    )
     modes = {module: module.training for module in host.modules()}
     try:
         bare = without_labels(host, example)
-        return run_growth(learners, before, bare, test, seed, on_epoch, warn_user, checkpoint)
+        with watching(progress, growing, epochs, on_epoch) as noted:
+            return run_growth(
+                learners,
+                before,
+                bare,
+                test,
+                seed,
+                noted,
+                warn_user,
+                checkpoint,
+                patience=patience,
+                keep_best=keep_best,
+            )
     finally:  # however it ended, a host that is the user's own is theirs again
         growing.detach().zero_grad(set_to_none=True)
         for module, training in modes.items():
@@ -159,12 +193,16 @@ def grow_task(
     max_seeds: int | None = None,
     rent: float = RENT_RATE,
     control: bool = False,
+    patience: int | None = None,
+    keep_best: bool = False,
+    progress: bool | Console = False,
     on_epoch: OnEpoch | None = None,
     on_remark: Callable[[str], None] = warn_user,
+    checkpoint: str | Path | None = None,
 ) -> Grown:
     """Grow the host of a built-in task. `seed` decides the host's start, its minibatches and its seeds.
 
-    `rent` is as in `grow`. `on_remark` is called before the training with each remark that is known then.
+    The rest is as in `grow`. `on_remark` is called before the training with each remark that is known then.
     """
     check_number("epochs", epochs, AT_LEAST_1)
     rent = check_rent(rent)
@@ -176,7 +214,19 @@ def grow_task(
     before = outlook(
         learners[0].model, decider, epochs, rent, constant="class" if task.score is percent_correct else None
     )
-    return run_growth(learners, before, task.splits.train.x[:2], test, seed, on_epoch, on_remark)
+    with watching(progress, learners[0].model, epochs, on_epoch, task.name) as noted:
+        return run_growth(
+            learners,
+            before,
+            task.splits.train.x[:2],
+            test,
+            seed,
+            noted,
+            on_remark,
+            checkpoint,
+            patience=patience,
+            keep_best=keep_best,
+        )
 
 
 def pick_device(device: str | torch.device) -> torch.device:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +25,15 @@ from esper.engine.learner import Learner
 from esper.engine.measure import Loss
 from esper.engine.optimizer import GrowingOptimizer
 from esper.env.rent import RENT_RATE, check_rent
-from esper.growth.attach import attach, check_model
-from esper.growth.plain import check_exportable
+from esper.growth.attach import SlotChoice, attach, check_model
+from esper.growth.auto_slots import AUTO
+from esper.growth.plain import check_exportable, graft_from
+from esper.growth.slot import preserved_rng
 from esper.lifecycle import Rules
 from esper.policy.controller import Controller
 from esper.tasks.feed import LoaderFeed
 from esper.training.catalogue import as_controller
+from esper.training.own.average import WeightAverage
 from esper.training.own.checkpoint import read_state, write_state
 from esper.training.own.data import (
     Data,
@@ -44,8 +48,8 @@ from esper.training.own.metric import Metric, Scale
 from esper.training.own.objective import fit_objective, integers_are_classes
 from esper.training.own.optimizer import check_optimizer
 from esper.training.own.remarks import outlook, warn_user
-from esper.training.own.run import Grown, finish_growth
-from esper.training.own.stepper import Stepper
+from esper.training.own.run import Grown, Trained, finish_growth
+from esper.training.own.stepper import StateError, Stepper
 
 
 class Growth(Stepper):
@@ -59,7 +63,7 @@ class Growth(Stepper):
         model: nn.Module,
         optimizer: Optimizer,
         *,
-        slots: Sequence[str],
+        slots: SlotChoice = AUTO,
         validate: Data,
         epochs: int,
         controller: str | Path | Controller = DEFAULT_CONTROLLER,
@@ -68,6 +72,7 @@ class Growth(Stepper):
         metric_scale: Scale | None = None,
         schedulers: Sequence[LRScheduler] = (),
         autocast: torch.dtype | None = None,
+        average: float | None = None,
         budget: int | None = None,
         max_seeds: int | None = None,
         rent: float = RENT_RATE,
@@ -80,7 +85,8 @@ class Growth(Stepper):
         """`validate` are data by which seeds are measured and decided on, in any form that `esper.grow` takes.
 
         `schedulers` are those of `optimizer`: your loop steps them, and seeds follow. `autocast` is the type in which
-        passes are made. The rest is as in `esper.grow`.
+        passes are made. `average` is the decay of a moving average of the weights, see `averaged`. The rest is as in
+        `esper.grow`.
         """
         check_number("epochs", epochs, Count(1, LARGEST_NUMBER))
         _check_one_process()
@@ -90,13 +96,14 @@ class Growth(Stepper):
         check_optimizer(optimizer, model)
         device = next(model.parameters()).device
         labels = integers_are_classes(loss)
-        feed, batch = as_validation(model, checked_data(validate, "val", labels=labels), device, labels=labels)
-        example = example_of(feed, batch)
-        objective = fit_objective(model, feed, batch, batch[1], loss, metric, metric_scale)
-        check_batches_of_one(model, feed, example)
         limits: dict[str, Any] = {"rules": rules, "blueprints": blueprints, "budget": budget, "max_seeds": max_seeds}
-        growing = attach(model, slots, example, layouts=layouts, visibility=visibility, **limits, rng_seed=seed)
-        check_exportable(growing, example)
+        with preserved_rng(device):  # a loader draws for every pass; the person's training must not notice
+            feed, batch = as_validation(model, checked_data(validate, "val", labels=labels), device, labels=labels)
+            example = example_of(feed, batch)
+            objective = fit_objective(model, feed, batch, batch[1], loss, metric, metric_scale)
+            check_batches_of_one(model, feed, example)
+            growing = attach(model, slots, example, layouts=layouts, visibility=visibility, **limits, rng_seed=seed)
+            check_exportable(growing, example)
         following = GrowingOptimizer(optimizer, followed=schedulers)
         learner = Learner(growing, following, feed, objective.loss, objective.score, seed=seed, epochs=epochs)
         self._outlook = outlook(
@@ -106,9 +113,12 @@ class Growth(Stepper):
             check_rent(rent),
             constant=objective.constant,
             ignored=objective.ignored,
+            auto=isinstance(slots, str),
         )
         for remark in self._outlook.remarks:
             warn_user(remark)
+        self._average = None if average is None else WeightAverage(growing, average)
+        self._averaged: nn.Module | None = None
         super().__init__(learner, self._outlook.controller, epochs, rent=self._outlook.rent, seed=seed)
         self._schedulers, self._autocast = list(schedulers), autocast
         self._example = without_labels(model, example)
@@ -122,6 +132,13 @@ class Growth(Stepper):
     def model(self) -> nn.Module:
         """The host, with its seeds in place."""
         return self.learner.model.host
+
+    @property
+    def averaged(self) -> nn.Module:
+        """A plain copy of the network as it is now, after `finish` as it ended, with averaged weights (`average=`)."""
+        if self._average is None:
+            raise RuntimeError("no average was kept: pass average=0.999 to Growth")
+        return self._average.model() if self._averaged is None else self._averaged
 
     # -- the loop -------------------------------------------------------------------------------------------------
 
@@ -178,6 +195,8 @@ class Growth(Stepper):
 
     def begin_epoch(self) -> Effect:
         self._check_schedulers()
+        if self._average is not None and self.between_epochs:
+            self._average.keep()
         return super().begin_epoch()
 
     def end_epoch(self) -> EpochRecord:
@@ -185,7 +204,25 @@ class Growth(Stepper):
         updates = self._updates.made
         record = super().end_epoch()
         self.learner.optimizer.warmup_updates = updates  # a seed warms up over one epoch
+        if self._average is not None and record.verdict is not None:
+            self._average.undo()
         return record
+
+    def _updated(self) -> None:
+        super()._updated()
+        if self._average is not None and not self.between_epochs:
+            self._average.update()
+
+    def state_dict(self) -> dict[str, Any]:
+        average = {} if self._average is None else {"average": self._average.state()}
+        return super().state_dict() | average
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        if ("average" in state) != (self._average is not None):
+            raise StateError(f"the state is of a run {'with' if 'average' in state else 'without'} average=")
+        super().load_state_dict(state)
+        if self._average is not None:
+            self._average.load(state["average"])
 
     def save_state(self, path: str | Path) -> None:
         """`state_dict()` as a file that is there whole or not at all. Call it after `end_epoch()`."""
@@ -198,8 +235,12 @@ class Growth(Stepper):
         self.load_state_dict(read_state(Path(path)))
         return True
 
-    def finish(self) -> Grown:
-        """What unfinished seeds come to, and the plain model (`.model`), as `esper.grow` gives it. The loop is over."""
+    def finish(self, *, in_place: bool = False) -> Grown:
+        """What unfinished seeds come to, and the plain model (`.model`), as `esper.grow` gives it. The loop is over.
+
+        With `in_place`, the plain grown model is the very object that was trained; else that is the host alone again.
+        The optimizer holds all of the grown model's parameters, and can train it further.
+        """
         if self._epoch is not None and self._updates.made:
             raise RuntimeError("updates were made since the last end_epoch(): call it after every epoch")
         if not self.records:
@@ -209,11 +250,19 @@ class Growth(Stepper):
         model = self.learner.model
         modes = {module: module.training for module in model.host.modules()}
         try:
-            return finish_growth([self.learner], self._outlook, self.untrained, self.records, self._example, None)
+            trained = Trained(self.untrained, tuple(self.records), interrupted=not self.over)
+            grown = finish_growth([self.learner], self._outlook, trained, self._example, None)
+            self._averaged = None if self._average is None else self._average.model()
+            self.learner.optimizer.release({slot.index for slot in model.joined})
         finally:
-            model.detach().zero_grad(set_to_none=True)
+            host = model.detach()
+            host.zero_grad(set_to_none=True)
             for module, training in modes.items():
                 module.training = training
+        if in_place:
+            graft_from(grown.model, host)
+            grown = replace(grown, model=host)
+        return grown
 
     # -- internals ------------------------------------------------------------------------------------------------
 

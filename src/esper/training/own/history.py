@@ -7,10 +7,14 @@ from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from typing import Any
 
+from esper.actions import Op
 from esper.engine.counterfactual import SeedValue
 from esper.engine.eager import EpochRecord
 from esper.env.rent import RENT_RATE
-from esper.lifecycle import Stage, Transition
+from esper.growth.blueprints import SlotShape
+from esper.growth.seed import parameter_count
+from esper.growth.slot_list import seed_flops
+from esper.lifecycle import IN_FORWARD, Stage, Transition
 
 FORMAT = 1
 
@@ -29,10 +33,45 @@ class History:
     """Points that one more host-size of parameters had to earn."""
     values: dict[str, SeedValue] = field(default_factory=dict)
     """By slot: what each seed that acts in the final network contributes to its score on the validation data."""
+    shapes: tuple[SlotShape, ...] = ()
+    """Of the slots."""
+    host_flops: int | None = None
+    """Of one example's forward pass through the host alone; None where they could not be counted."""
+    untrained: float | None = None
+    """Validation accuracy before the first update."""
+    control: tuple[float, ...] = ()
+    """Validation accuracy of the same host without growth, by epoch, if it was trained."""
+    kept: int | None = None
+    """Epochs after which the network was what is kept, with `keep_best`; None: all of them."""
+
+    @property
+    def told(self) -> tuple[EpochRecord, ...]:
+        """The epochs that made the network that is kept."""
+        return self.records[: self.kept]
 
     @property
     def transitions(self) -> list[Transition]:
-        return [t for record in self.records for t in record.transitions] + list(self.settled)
+        return [t for record in self.told for t in record.transitions] + list(self.settled)
+
+    def seed_cost(self, slot: str, blueprint: str, blend: str) -> tuple[int, int] | None:
+        """Parameters and FLOPs per example that such a seed adds at a slot."""
+        if not self.shapes:
+            return None
+        shape = self.shapes[self.slots.index(slot)]
+        return parameter_count(blueprint, shape, blend), seed_flops(blueprint, shape, blend)
+
+    def flops(self) -> list[int | None]:
+        """By epoch: those of one example's pass through the network, the seeds that act in it included."""
+        planted: dict[int, int] = {}
+        found: list[int | None] = []
+        for record in self.records:
+            action = record.effect.action
+            if action.op is Op.GERMINATE and record.effect.changed and action.slot is not None:
+                cost = self.seed_cost(self.slots[action.slot], str(action.blueprint), str(action.blend))
+                planted[action.slot] = 0 if cost is None else cost[1]
+            acting = sum(planted[slot] for slot, stage in enumerate(record.stages) if stage in IN_FORWARD)
+            found.append(None if self.host_flops is None else self.host_flops + acting)
+        return found
 
     def seeds(self) -> list[SeedStory]:
         """One story per seed, in the order of their birth."""
@@ -43,10 +82,11 @@ class History:
 
     def _story(self, seed: int, transitions: list[Transition]) -> SeedStory:
         birth = transitions[0]
-        effect = next(r.effect for r in self.records if birth in r.effect.transitions)
+        effect = next(r.effect for r in self.told if birth in r.effect.transitions)
         action = effect.action
         ends = [t for t in transitions if t.target in (Stage.FOSSILIZED, Stage.PRUNED)]
         fate = ends[0] if ends else transitions[-1]
+        cost = self.seed_cost(birth.slot, str(action.blueprint), str(action.blend))
         return SeedStory(
             seed=seed,
             slot=birth.slot,
@@ -58,6 +98,8 @@ class History:
             ended=fate.epoch,
             why_ended=fate.reason,
             settings=effect.settings,
+            parameters=None if cost is None else cost[0],
+            flops=None if cost is None else cost[1],
             value=None if fate.target is Stage.PRUNED else self.values.get(birth.slot),
         )
 
@@ -67,8 +109,15 @@ class History:
             "controller": self.controller,
             "slots": list(self.slots),
             "host_parameters": self.host_parameters,
+            "host_flops_per_example": self.host_flops,
             "rent": self.rent,
-            "epochs": [_record_json(record) for record in self.records],
+            "untrained_accuracy": _plain(self.untrained),
+            "control": _plain(self.control),
+            "kept_epochs": len(self.told),
+            "epochs": [
+                {**_record_json(record), "flops_per_example": flops}
+                for record, flops in zip(self.records, self.flops(), strict=True)
+            ],
             "transitions": _plain(self.transitions),
             "seeds": _plain(self.seeds()),
         }
@@ -90,6 +139,9 @@ class SeedStory:
     why_ended: str
     settings: str
     """Whose learning rate and other settings of the optimizer it was trained with."""
+    parameters: int | None = None
+    flops: int | None = None
+    """Of one example's forward pass."""
     value: SeedValue | None = None
     """What it contributes to the final network; None if it does not act there."""
 

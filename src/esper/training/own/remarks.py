@@ -22,7 +22,7 @@ from esper.engine.eager import EpochRecord
 from esper.env.rent import RENT_RATE
 from esper.errors import GrowthWarning
 from esper.growth.model import GrowingModel
-from esper.policy.controller import ByHost, Controller, NoGrowth
+from esper.policy.controller import Controller, NoGrowth
 from esper.policy.heuristic import ROTATION, Heuristic
 from esper.tasks.feed import IGNORED, Batch
 from esper.training.own.history import History
@@ -61,6 +61,8 @@ class Outlook:
     """(slot, blueprint): what fits and could be planted in the network as it is now."""
     why_nothing_can_grow: str
     """Empty where something can."""
+    notes: tuple[str, ...] = ()
+    """Remarks about what was chosen for the user: no reason for a warning."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
@@ -81,23 +83,23 @@ def outlook(
     *,
     constant: Constant | None,
     ignored: int = IGNORED,
+    auto: bool = False,
 ) -> Outlook:
+    """`auto`: the slots were chosen by rule, and a note says which."""
     affordable = tuple((slot.path, name) for slot in model.slots for name in sorted(model.growable(slot)))
     wanted = not isinstance(controller, NoGrowth)
     why = _why_nothing_can_grow(model, epochs) if wanted else ""
-    return Outlook(controller, epochs, rent, constant, ignored, affordable, why)
+    chosen = ", ".join(slot.path for slot in model.slots)
+    notes = (f"slots='auto' chose {chosen}; esper.slots(model, example) lists all that can be.",) if auto else ()
+    return Outlook(controller, epochs, rent, constant, ignored, affordable, why, notes)
 
 
 def is_learned(controller: Controller) -> bool:
-    if isinstance(controller, ByHost):
-        return is_learned(controller.dense) or is_learned(controller.others)
     return isinstance(controller, LearnedController)
 
 
 def reads_rent(controller: Controller) -> bool:
     """Of a learned one: whether its decisions depend on the rent."""
-    if isinstance(controller, ByHost):
-        return reads_rent(controller.dense) and reads_rent(controller.others)
     return isinstance(controller, LearnedController) and controller.reads_rent
 
 
@@ -161,14 +163,15 @@ class Targets:
 def remarks(before: Outlook, history: History, accuracy: float, untrained: float, targets: Targets) -> tuple[str, ...]:
     """All remarks about a run that has ended with this validation accuracy."""
     if isinstance(before.controller, NoGrowth) or before.why_nothing_can_grow:  # meant to be so, or said already
-        return before.remarks
+        return before.notes + before.remarks
     stories = history.seeds()
-    found = [] if stories else [_why_nothing_was_grown(before, history.records)]
+    waited = all(record.effect.action.op is not Op.GERMINATE or not record.effect.changed for record in history.records)
+    found = [_why_nothing_was_grown(before, history.records)] if waited else []
     planted = {(story.slot, story.blueprint) for story in stories}
     untried = [pair for pair in before.affordable if pair not in planted]
     if untried and len(history.records) == before.epochs:  # a run that was stopped may not have got that far
         found.append(_ended_at_chance(before, accuracy, untrained, targets, untried))
-    return (*before.remarks, *(remark for remark in found if remark))
+    return (*before.notes, *before.remarks, *(remark for remark in found if remark))
 
 
 def _why_nothing_was_grown(before: Outlook, records: Sequence[EpochRecord]) -> str:

@@ -18,19 +18,26 @@ from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, evaluate, gather
 from esper.env.rent import RENT_RATE, extra_rent, score
 from esper.errors import first_line
-from esper.growth.export import Saved, save
+from esper.growth.export import Saved, flops_per_example, save
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.plain import ExportError, allowed_gap, output_gap, plain_model
 from esper.growth.probe import call, untouched
+from esper.growth.seeds import save_seeds
 from esper.growth.slot import preserved_rng
+from esper.growth.slot_list import seed_flops
 from esper.lifecycle import Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
+from esper.tables import Report
 from esper.tasks.feed import Batch
 from esper.training.interrupt import interruptible
+from esper.training.own.best import Best
 from esper.training.own.checkpoint import Checkpoint
 from esper.training.own.history import History
+from esper.training.own.latency import latency
 from esper.training.own.remarks import Outlook, Targets, remarks
 from esper.training.own.stepper import Stepper
+from esper.training.own.summary import acting_seeds, one_line, summary_of
+from esper.training.plots import plot_history
 
 OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
 """Called after every epoch with what happened to the growing model, and to the control if there is one."""
@@ -48,8 +55,8 @@ class Grown:
     """A grown model and how it came to be."""
 
     model: nn.Module
-    """Plain PyTorch: no hooks, nothing of Esper's machinery; train it further, deploy it, keep it. In evaluation mode,
-    in which it was measured; `model.train()` to train on."""
+    """Plain PyTorch: your modules under their names, and the seeds as parts of them; train it further, deploy it, keep
+    it. In evaluation mode, in which it was measured; `model.train()` to train on."""
     history: History
     validation: Evaluation
     test: Evaluation | None
@@ -83,9 +90,51 @@ class Grown:
         host = self.history.host_parameters
         return None if self.control is None else score(self.control.accuracy, host, host, self.rent)
 
+    @property
+    def flops(self) -> int | None:
+        """Floating-point operations of one example's forward pass; None where they could not be counted."""
+        host, acting = self.history.host_flops, acting_seeds(self.history)
+        return None if host is None else host + sum(story.flops or 0 for story in acting)
+
+    def latency(self, example: Any = None) -> float:
+        """Milliseconds of one forward pass of `example` (else of two examples of the data) on this machine, now."""
+        return latency(self.model, self.example if example is None else example)
+
+    def summary(self) -> Report:
+        """What grew where and why, what it is worth and costs, and the remarks, as tables that print."""
+        return summary_of(self)
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Accuracy and the stages of each slot over the epochs, into a file if one is named; a figure of matplotlib."""
+        title = f"{type(self.model).__name__}; controller: {self.history.controller}"
+        return plot_history(None if path is None else Path(path), self.history, title=title)
+
+    def __repr__(self) -> str:
+        return one_line(self)
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
     def save(self, directory: str | Path) -> Saved:
         """Write the model in its portable forms, and its history, into `directory`."""
         return save(self.model, directory, self.example, history=self.history.to_json())
+
+    def save_seeds(self, directory: str | Path) -> Path:
+        """Write the seeds alone, without their host; `esper.load_seeds(host, directory)` puts them into one again."""
+        return save_seeds(self.model, directory)
+
+
+@dataclass(frozen=True, slots=True)
+class Trained:
+    """A run whose training is over."""
+
+    untrained: Evaluation
+    records: tuple[EpochRecord, ...]
+    control: tuple[float, ...] = ()
+    """Validation accuracy of the control, by epoch."""
+    kept: int | None = None
+    """Epochs after which the network was what it is now, if that was not the last one."""
+    interrupted: bool = False
 
 
 def run_growth(
@@ -97,8 +146,11 @@ def run_growth(
     on_epoch: OnEpoch | None,
     on_remark: Callable[[str], None],
     checkpoint: str | Path | None = None,
+    patience: int | None = None,
+    keep_best: bool = False,
 ) -> Grown:
-    """Train to the end, or until Ctrl-C. The first learner grows; a second one is the control."""
+    """Train to the end, or until Ctrl-C, or until nothing gets better. The first learner grows; a second one is the
+    control."""
     for remark in before.remarks:
         on_remark(remark)
     epochs = before.epochs
@@ -108,17 +160,18 @@ def run_growth(
         for learner, controller in zip(learners, controllers, strict=False)
     ]
     growing = steppers[0]
-    kept = None if checkpoint is None else Checkpoint(Path(checkpoint), steppers)
+    best = [Best(stepper, keep=keep_best) for stepper in steppers]
+    kept = None if checkpoint is None else Checkpoint(Path(checkpoint), steppers, best)
     if kept is not None:
         kept.load()
     with interruptible() as interrupt:
         for stepper in steppers:
             stepper.start()
-        while not growing.over and not interrupt.requested:
+        while not growing.over and not interrupt.requested and not best[0].exhausted(patience):
             for stepper in steppers:
                 _make_updates(stepper)
-            for stepper in steppers:
-                stepper.end_epoch()
+            for stepper, tracked in zip(steppers, best, strict=True):
+                tracked.note(stepper.end_epoch())
                 _check_going_on(stepper.records, min(MOST_ROLLBACKS, epochs), stepper.learner.model)
             if kept is not None:
                 kept.save()
@@ -128,7 +181,40 @@ def run_growth(
         raise KeyboardInterrupt
     for stepper in steppers:
         stepper.close()
-    return finish_growth(learners, before, growing.untrained, growing.records, example, test)
+    interrupted = not growing.over and not best[0].exhausted(patience)
+    kept_epochs = [tracked.restore() for tracked in best]
+    trained = Trained(
+        untrained=growing.untrained,
+        records=tuple(growing.records),
+        control=tuple(record.measured.accuracy for record in steppers[1].records) if len(steppers) > 1 else (),
+        kept=kept_epochs[0],
+        interrupted=interrupted,
+    )
+    why_ended = _why_ended(trained, epochs, patience, tested=test is not None, goes_on=checkpoint is not None)
+    return finish_growth(learners, before, trained, example, test, why_ended)
+
+
+def _why_ended(trained: Trained, epochs: int, patience: int | None, *, tested: bool, goes_on: bool) -> tuple[str, ...]:
+    """Why a run ended before its last epoch, and which of its networks is kept."""
+    found, made = [], len(trained.records)
+    if trained.interrupted:
+        more = "; the same call goes on from there" if goes_on else ""
+        found.append(f"The run was interrupted after {made} of {epochs} epochs; what was grown so far is kept{more}.")
+    elif made < epochs:
+        found.append(
+            f"The run ended after {made} of {epochs} epochs: {patience} in a row had no better validation accuracy "
+            "(patience)."
+        )
+    if trained.kept is not None:
+        honest = "" if tested else "; pass test_data= for a figure by which nothing was chosen"
+        after = trained.records[trained.kept :]
+        later = any(change.target is Stage.GERMINATED for record in after for change in record.transitions)
+        found.append(
+            f"Kept is the network after epoch {trained.kept} of {made}, which had the best validation accuracy "
+            f"(keep_best){', without what was planted later' * later}. That figure, the best of {made}, is "
+            f"optimistic{honest}."
+        )
+    return tuple(found)
 
 
 def _make_updates(stepper: Stepper) -> None:
@@ -164,21 +250,32 @@ def _remedy(model: nn.Module) -> str:
 def finish_growth(
     learners: list[Learner],
     before: Outlook,
-    untrained: Evaluation,
-    records: Sequence[EpochRecord],
+    trained: Trained,
     example: Any,
     test: Callable[[], Iterable[Batch]] | None,
+    why_ended: tuple[str, ...] = (),
 ) -> Grown:
     """Decide about unfinished seeds, export, and look whether the export gives what was measured."""
     grown = learners[0]
     settled = settle(grown, before.rent)
     model = grown.model
-    slots = tuple(slot.path for slot in model.slots)
     values, problem = _seed_values(grown)
-    history = History(
-        before.controller.name, slots, model.host_parameters, tuple(records), tuple(settled), before.rent, values
-    )
     exported = plain_model(model, share=True).eval()  # the growing model ends here, so its tensors can be shared
+    host_flops, uncounted = _host_flops(model, exported, example)
+    history = History(
+        controller=before.controller.name,
+        slots=tuple(slot.path for slot in model.slots),
+        host_parameters=model.host_parameters,
+        records=trained.records,
+        settled=tuple(settled),
+        rent=before.rent,
+        values=values,
+        shapes=tuple(slot.shape for slot in model.slots),
+        host_flops=host_flops,
+        untrained=trained.untrained.accuracy,
+        control=trained.control,
+        kept=trained.kept,
+    )
     held_out = [_evaluate(learner, test) for learner in learners] if test else []
     targets = Targets(grown.feed.validation, before)
     validation = [_evaluate_export(grown, exported, targets)]
@@ -190,9 +287,23 @@ def finish_growth(
         test=held_out[0] if held_out else None,
         control=(held_out or validation)[1] if len(learners) > 1 else None,
         example=example,
-        interrupted=len(records) < before.epochs,
-        remarks=remarks(before, history, validation[0].accuracy, untrained.accuracy, targets) + problem,
+        interrupted=trained.interrupted,
+        remarks=(
+            *remarks(before, history, validation[0].accuracy, trained.untrained.accuracy, targets),
+            *why_ended,
+            *problem,
+            *uncounted,
+        ),
     )
+
+
+def _host_flops(model: GrowingModel, exported: nn.Module, example: Any) -> tuple[int | None, tuple[str, ...]]:
+    """Of one example's pass through the host alone; and a remark, if they could not be counted."""
+    try:
+        added = [seed_flops(s.seed.blueprint, s.shape, s.seed.blend) for s in model.joined if s.seed is not None]
+        return flops_per_example(exported, example) - sum(added), ()
+    except Exception as error:  # of a pass that the user's model does not make alone: no reason to lose what was grown
+        return None, (f"The FLOPs of the network could not be counted: {first_line(error)}.",)
 
 
 def _seed_values(learner: Learner) -> tuple[dict[str, SeedValue], tuple[str, ...]]:

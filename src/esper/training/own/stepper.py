@@ -93,6 +93,16 @@ class Stepper:
         return self.learner.epoch
 
     @property
+    def updates_made(self) -> int:
+        """Since the last `end_epoch`."""
+        return 0 if self._epoch is None else self._updates.made
+
+    @property
+    def between_epochs(self) -> bool:
+        """Whether a state can be taken now."""
+        return self._epoch is None
+
+    @property
     def over(self) -> bool:
         return self.learner.epoch >= self.epochs
 
@@ -180,7 +190,7 @@ class Stepper:
         if self._epoch is not None:
             raise StateError("a state is taken between two epochs: call growth.state_dict() after growth.end_epoch()")
         self.start()
-        learner, model = self.learner, self.learner.model
+        learner = self.learner
         for verb in ("state_dict", "load_state_dict"):
             if not callable(getattr(self.controller, verb, None)):
                 raise StateError(
@@ -192,7 +202,20 @@ class Stepper:
         return {
             "format": FORMAT,
             "run": self._identity(),
-            "epoch": learner.epoch,
+            **self.network_state(),
+            "optimizer": learner.optimizer.state(),
+            "governor": governor.state(),
+            "controller": self.controller.state_dict(),  # type: ignore[attr-defined]
+            "untrained": as_data(self.untrained),
+            "records": as_data(self.records),
+            "rng": _rng_state(learner),
+        }
+
+    def network_state(self) -> dict[str, Any]:
+        """The part of a state that is the network itself: host, seeds and slots."""
+        model = self.learner.model
+        return {
+            "epoch": self.learner.epoch,
             "host": _copies(model.host.state_dict()),
             "seeds": [
                 {
@@ -208,12 +231,6 @@ class Stepper:
             "slots": {name: getattr(model.lifecycle.columns, name).clone() for name in COLUMNS},
             "born": model.lifecycle.born,
             "why_retiring": list(model.lifecycle._why_retiring),
-            "optimizer": learner.optimizer.state(),
-            "governor": governor.state(),
-            "controller": self.controller.state_dict(),  # type: ignore[attr-defined]
-            "untrained": as_data(self.untrained),
-            "records": as_data(self.records),
-            "rng": _rng_state(learner),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -228,10 +245,12 @@ class Stepper:
                     f"the state is of another run: its {name} is {state['run'].get(name)!r}, not {value!r}"
                 )
         learner, model = self.learner, self.learner.model
-        model.host.load_state_dict(state["host"])
-        self._plant(state)
+        self._set_network(state)
+        for group in state["optimizer"]["optimizer"]["param_groups"]:  # one for each seed, in the order of then
+            if (index := group.get("slot")) is not None:
+                slot = model.slots[index]
+                learner.optimizer.add(index, model.seed_parameters(slot), model.near_parameters(slot))
         learner.optimizer.load(state["optimizer"])
-        learner.epoch = state["epoch"]
         self.untrained = from_data(Evaluation, state["untrained"])
         self.records = [from_data(EpochRecord, record) for record in state["records"]]
         governor = Governor(learner)
@@ -241,9 +260,17 @@ class Stepper:
         self.controller.load_state_dict(state["controller"])  # type: ignore[attr-defined]
         _set_rng_state(learner, state["rng"])
 
-    def _plant(self, state: Mapping[str, Any]) -> None:
-        """Seeds and slots as they were, and a group of the optimizer for each seed, in the order of then."""
-        learner, model = self.learner, self.learner.model
+    def return_to(self, network: Mapping[str, Any]) -> None:
+        """The network as `network_state` gave it, to be finished. No training can follow: the optimizer is not."""
+        self.close()
+        self.learner.model.detach()
+        self._set_network(network)
+
+    def _set_network(self, state: Mapping[str, Any]) -> None:
+        """Host, seeds and slots as they were."""
+        model = self.learner.model
+        model.host.load_state_dict(state["host"])
+        self.learner.epoch = state["epoch"]
         for saved in state["seeds"]:
             slot = model.slots[saved["slot"]]
             with torch.random.fork_rng(devices=[]):
@@ -261,10 +288,6 @@ class Stepper:
         for slot in model.slots:
             if slot.seed is not None:
                 model._follow(slot)
-        for group in state["optimizer"]["optimizer"]["param_groups"]:
-            if (index := group.get("slot")) is not None:
-                slot = model.slots[index]
-                learner.optimizer.add(index, model.seed_parameters(slot), model.near_parameters(slot))
 
     def _identity(self) -> dict[str, Any]:
         """What a state and the object that loads it must have in common."""

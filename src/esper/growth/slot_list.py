@@ -1,0 +1,227 @@
+"""`esper.slots`: where a model could grow, what a seed could see there, and what each kind of seed would cost."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, overload
+
+import torch
+from torch import nn
+
+from esper.growth.attach import check_model
+from esper.growth.auto_slots import AUTO, pick
+from esper.growth.blueprints import SlotShape, fitting
+from esper.growth.export import flops_per_example
+from esper.growth.places import find_places
+from esper.growth.probe import AttachError, probe
+from esper.growth.seed import Seed, parameter_count
+from esper.growth.slot import preserved_rng
+from esper.growth.visibility import visible_slots
+from esper.tables import Report, Rows, quantity
+
+SHAPES_ABREAST = 5
+"""Columns of the table of costs: more would not fit a terminal."""
+
+
+@dataclass(frozen=True, slots=True)
+class SeedCost:
+    """What a kind of seed would add at a slot."""
+
+    blueprint: str
+    parameters: int
+    flops: int
+    """Floating-point operations of one example's forward pass."""
+
+
+@dataclass(frozen=True, slots=True)
+class FoundSlot:
+    """One place where a model can grow; may be passed in `slots=`."""
+
+    path: str
+    module: str
+    """The class of the module whose output this is."""
+    shape: SlotShape
+    """Layout, channels, sizes, and what a seed may read (`visibility`)."""
+    auto: bool
+    """Whether `slots="auto"` chooses it."""
+
+    @property
+    def costs(self) -> tuple[SeedCost, ...]:
+        """Of each kind of seed that fits."""
+        return seed_costs(self.shape)
+
+
+@dataclass(frozen=True, slots=True)
+class SlotList(Sequence[FoundSlot]):
+    """The slots of a model in the order of its forward pass. A part of it, or one of them, may be passed in `slots=`.
+
+    `found[0]`, `found[:3]`, and by path or pattern `found["h.*"]`; `found.auto` is what `slots="auto"` chooses.
+    """
+
+    model: str
+    parameters: int
+    flops: int
+    """Of one example's forward pass."""
+    slots: tuple[FoundSlot, ...]
+    refused: Mapping[str, str]
+    """By path: why this module is no slot."""
+
+    def __len__(self) -> int:
+        return len(self.slots)
+
+    def __iter__(self) -> Iterator[FoundSlot]:
+        return iter(self.slots)
+
+    @overload
+    def __getitem__(self, key: int) -> FoundSlot: ...
+
+    @overload
+    def __getitem__(self, key: slice | str) -> SlotList: ...
+
+    def __getitem__(self, key: int | slice | str) -> FoundSlot | SlotList:
+        if isinstance(key, str):  # as in `slots=`: `*` stands for one part of a path
+            chosen = [s for s in self.slots if s.path.count(".") == key.count(".") and fnmatch.fnmatchcase(s.path, key)]
+            if not chosen:
+                why = f": {self.refused[key]}" if key in self.refused else ""
+                raise KeyError(f"{key!r} is none of these slots{why}")
+            return replace(self, slots=tuple(chosen))
+        return replace(self, slots=self.slots[key]) if isinstance(key, slice) else self.slots[key]
+
+    @property
+    def auto(self) -> SlotList:
+        return replace(self, slots=tuple(slot for slot in self.slots if slot.auto))
+
+    def __str__(self) -> str:
+        return str(self._report())
+
+    __repr__ = __str__
+
+    def _repr_html_(self) -> str:
+        return self._report()._repr_html_()
+
+    def _report(self) -> Report:
+        title = (
+            f"{self.model}: {self.parameters:,} parameters, {quantity(self.flops)} FLOPs per example; "
+            f"{len(self.slots)} slot{'s' * (len(self.slots) != 1)}"
+        )
+        note = f"● are those of slots={AUTO!r}; {len(self.refused)} other modules are none (`.refused` says why)"
+        headings = ("", "slot", "module", "shape", "sees")
+        rows = tuple(_row(name, group) for name, group in _groups(self.slots, self.refused))
+        return Report((Rows(title, headings, rows, ("slot", "shape"), note), *self._costs()))
+
+    def _costs(self) -> Iterator[Rows]:
+        """A column for each kind of slot."""
+        kinds = {_kind(slot.shape): slot.costs for slot in self.slots}
+        for start in range(0, len(kinds), SHAPES_ABREAST):
+            part = dict(list(kinds.items())[start : start + SHAPES_ABREAST])
+            names = dict.fromkeys(cost.blueprint for costs in part.values() for cost in costs)
+            by_name = [{cost.blueprint: cost for cost in costs} for costs in part.values()]
+            rows = tuple((name, *(_cost(costs.get(name)) for costs in by_name)) for name in names)
+            yield Rows("What a seed adds: parameters / FLOPs per example", ("seed", *part), rows, tuple(part))
+
+
+def slots(
+    model: nn.Module,
+    example: Any,
+    *,
+    layouts: Mapping[str, str] | None = None,
+    visibility: str | Mapping[str, str] | None = None,
+) -> SlotList:
+    """Where `model` could grow, as a table that prints; the arguments are as in `esper.attach`.
+
+    A Sequential and its last layer are one place, and one of them is listed.
+    """
+    if not isinstance(model, nn.Module):
+        raise AttachError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
+    model = getattr(model, "_orig_mod", model)  # of torch.compile
+    check_model(model)
+    seen = probe(model, example)
+    places = find_places(model, seen, layouts or {})
+    chosen = set(pick(model, seen, places))
+    hidden = {outer if inner in chosen else inner: inner for inner, outer in places.outer.items()}
+    shapes = {path: shape for path, shape in places.shapes.items() if fitting(shape) and path not in hidden}
+    may_read, refused = visible_slots(model, example, shapes, seen, visibility) if shapes else ({}, {})
+    found = [
+        FoundSlot(
+            path=path,
+            module=type(model.get_submodule(path)).__name__,
+            shape=replace(shapes[path], visibility=may_read[path]),
+            auto=path in chosen,
+        )
+        for path in shapes
+        if path in may_read
+    ]
+    other = {path: places.outer[inner] if path == inner else inner for path, inner in hidden.items()}
+    same = {path: f"slot {path!r} gives the same tensor as {listed!r}" for path, listed in other.items()}
+    return SlotList(
+        model=type(model).__name__,
+        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        flops=flops_per_example(model, example),
+        slots=tuple(found),
+        refused=places.refused | refused | same,
+    )
+
+
+# -- costs --------------------------------------------------------------------------------------------------------
+
+
+def seed_costs(shape: SlotShape) -> tuple[SeedCost, ...]:
+    """Of each kind of seed that fits, without the gate that one of the blends adds."""
+    return tuple(
+        SeedCost(one.name, parameter_count(one.name, shape), seed_flops(one.name, shape)) for one in fitting(shape)
+    )
+
+
+@cache
+def seed_flops(blueprint: str, shape: SlotShape, blend: str = "linear") -> int:
+    """FLOPs of one example's pass through such a seed."""
+
+    def on(device: str) -> int:
+        with preserved_rng(torch.device("cpu")), torch.device(device):
+            return flops_per_example(Seed(blueprint, shape, blend), shape.example(2))
+
+    try:
+        return on("meta")  # takes no memory and no time
+    except Exception:  # a blueprint of a user's may look at values; the number is the same
+        return on("cpu")
+
+
+# -- what people see ----------------------------------------------------------------------------------------------
+
+
+def _groups(found: Sequence[FoundSlot], refused: Mapping[str, str]) -> list[tuple[str, list[FoundSlot]]]:
+    """Slots that are alike but for a number in their path are one row, with the pattern that names them all."""
+    alike: defaultdict[tuple[Any, ...], list[FoundSlot]] = defaultdict(list)
+    for slot in found:
+        pattern = re.sub(r"(^|\.)\d+(?=\.|$)", r"\1*", slot.path)
+        alike[pattern, slot.module, slot.shape, slot.auto].append(slot)
+    groups: list[tuple[str, list[FoundSlot]]] = []
+    paths = [slot.path for slot in found] + list(refused)
+    for (pattern, *_), group in alike.items():
+        named = {p for p in paths if p.count(".") == pattern.count(".") and fnmatch.fnmatchcase(p, pattern)}
+        if len(group) > 1 and named == {slot.path for slot in group}:  # else the pattern would name others, too
+            groups.append((pattern, group))
+        else:
+            groups += [(slot.path, [slot]) for slot in group]
+    order = {slot.path: place for place, slot in enumerate(found)}
+    return sorted(groups, key=lambda row: order[row[1][0].path])
+
+
+def _row(name: str, group: Sequence[FoundSlot]) -> tuple[str, ...]:
+    first = group[0]
+    count = f" (×{len(group)})" if len(group) > 1 else ""
+    sees = "–" if first.shape.layout == "dense" else first.shape.visibility
+    return ("●" if first.auto else "", name + count, first.module, str(first.shape), sees)
+
+
+def _kind(shape: SlotShape) -> str:
+    return str(shape) + ("" if shape.visibility == "both" else f", {shape.visibility}")
+
+
+def _cost(cost: SeedCost | None) -> str:
+    return "–" if cost is None else f"{cost.parameters:,} / {quantity(cost.flops)}"

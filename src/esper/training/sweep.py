@@ -1,0 +1,231 @@
+"""Many training runs at once: seeds × settings, on processes or on a cluster, and one table at the end.
+
+A job is the next few updates of one run. It is given the files of the run's folder and gives them back, so it can be
+done anywhere, and again if it is lost: a run that continues from its checkpoint is the same run. Between jobs all runs
+are in the sweep's folder; a sweep that was killed goes on from there.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from esper.config import COUNTS, ConfigError, check_number, read_table, settings_from
+from esper.errors import did_you_mean, shown
+from esper.files import write_whole
+from esper.telemetry.recorder import StoreRecorder
+from esper.telemetry.store import STORE_NAME, RunStore
+from esper.training.loop import Trainer
+from esper.training.pools import Executor, never, run_each
+from esper.training.results import Results
+from esper.training.run_folder import RunFolder, RunFolderError
+from esper.training.session import begin_session
+from esper.training.statistics import Estimate, bootstrap_table
+from esper.training.train_config import PRESETS, TrainConfig
+
+AT_ONCE = 5
+"""Updates of a job: what a lost actor can lose."""
+KEYS = ("preset", "seeds", "common", "settings")
+PLAN = "sweep.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """One run of a sweep."""
+
+    setting: str
+    seed: int
+    config: TrainConfig
+
+    @property
+    def name(self) -> str:
+        return f"{self.setting}-{self.seed}"
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A job: the files of a run, to be trained until so many updates are done."""
+
+    name: str
+    files: Mapping[str, bytes]
+    until: int
+
+
+@dataclass(frozen=True, slots=True)
+class SettingRow:
+    """One setting in the table. Intervals (95 %) resample seeds and draws."""
+
+    name: str
+    seeds: int
+    score: Estimate
+    by_seed: tuple[float, ...]
+    vs_first: Estimate | None
+    """Score minus that of the first setting, paired by seed and draw."""
+
+
+# -- what to run -------------------------------------------------------------------------------------------------------
+
+
+def read_sweep(path: Path) -> list[Run]:
+    """The runs that a TOML file asks for: every setting with every seed.
+
+    `preset` names what they begin with, `common` is a table of settings for all, `settings` one table for each.
+    """
+    data = read_table(path)
+    if not isinstance(data, dict):
+        raise ConfigError(f"{path} must hold a table")
+    for key in data:
+        if key not in KEYS:
+            raise ConfigError(
+                f"{path}: unknown {shown(key)}; {did_you_mean(key, KEYS, 'it may have ' + ', '.join(KEYS))}"
+            )
+    preset, seeds, tables = data.get("preset", "mixed"), data.get("seeds"), data.get("settings")
+    if preset not in PRESETS:
+        raise ConfigError(f"{path}: preset must be one of {', '.join(PRESETS)}, not {shown(preset)}")
+    if not isinstance(seeds, list) or not seeds or len(set(map(str, seeds))) < len(seeds):
+        raise ConfigError(f"{path}: seeds must be a list of different whole numbers, not {shown(seeds)}")
+    for seed in seeds:
+        check_number(f"{path}: a seed", seed, COUNTS["seed"])
+    if not isinstance(tables, dict) or not tables or not all(isinstance(one, dict) for one in tables.values()):
+        raise ConfigError(
+            f"{path}: settings must be tables, [settings.NAME] for each; an empty one is the preset itself"
+        )
+    common = data.get("common", {})
+    runs = [
+        Run(name, seed, _configured(path, name, seed, PRESETS[preset], common, table))
+        for name, table in tables.items()
+        for seed in seeds
+    ]
+    if len({(run.config.task, run.config.data_dir, run.config.text_file) for run in runs}) > 1:
+        raise ConfigError(f"{path}: all settings must have one task, or there is nothing to compare them on")
+    return runs
+
+
+def _configured(
+    path: Path, name: str, seed: int, preset: TrainConfig, common: Any, table: dict[str, Any]
+) -> TrainConfig:
+    where = f"{path}: settings.{name}"
+    if not name.replace("-", "").replace("_", "").isalnum():
+        raise ConfigError(f"{where}: a name is letters, digits, - and _")
+    if not isinstance(common, dict) or "seed" in common or "seed" in table:
+        raise ConfigError(f"{where}: common must be a table, and seeds are given by seeds = […]")
+    base = settings_from(common, TrainConfig, f"{path}: common", default=preset)
+    return settings_from({**table, "seed": seed}, TrainConfig, where, default=base)
+
+
+# -- running -----------------------------------------------------------------------------------------------------------
+
+
+class Sweep:
+    """The runs in a folder."""
+
+    def __init__(self, folder: Path, runs: Sequence[Run]) -> None:
+        """Begins the runs, or finds them as they were left; a folder of another sweep is refused."""
+        self.folder, self.runs = folder, runs
+        plan = json.dumps({run.name: run.config.to_json() for run in runs}, indent=1)
+        kept = folder / PLAN
+        if kept.exists() and kept.read_text("utf-8") != plan:
+            raise RunFolderError(f"{folder} holds another sweep: choose another folder with --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(kept, plan)
+        for run in runs:
+            if not self.of(run).config_file.exists():
+                RunFolder.create(self.of(run).path, run.config)
+
+    def of(self, run: Run) -> RunFolder:
+        return RunFolder(self.folder / run.name)
+
+    def done(self, run: Run) -> int:
+        """Updates that it has made."""
+        newest = self.of(run).latest()
+        return 0 if newest is None else int(newest.stem.removeprefix("update-"))
+
+    def train(
+        self,
+        executor: Executor,
+        *,
+        device: str = "cpu",
+        progress: Callable[[int, int, str], None] | None = None,
+        stop: Callable[[], bool] = never,
+    ) -> bool:
+        """All runs to their ends; False if `stop` said so first. They go on together, some updates at a time."""
+        total = sum(run.config.updates for run in self.runs)
+        while not stop() and (unfinished := [run for run in self.runs if self.done(run) < run.config.updates]):
+            parts = [self._part(run) for run in unfinished]
+            for part, files in run_each(partial(advance, device=device), parts, executor, stop):
+                _write(self.folder / part.name, files)
+                if progress is not None:
+                    progress(sum(map(self.done, self.runs)), total, part.name)
+        return all(self.done(run) >= run.config.updates for run in self.runs)
+
+    def _part(self, run: Run) -> Part:
+        until = min(self.done(run) + AT_ONCE, run.config.updates)
+        return Part(run.name, read_files(self.of(run).path), until)
+
+
+def advance(part: Part, device: str = "cpu") -> dict[str, bytes]:
+    """The files of a run that has been trained further, in a folder of this machine."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        with tempfile.TemporaryDirectory(prefix="esper-sweep-") as place:
+            path = Path(place) / part.name
+            _write(path, part.files)
+            folder, config = RunFolder.open(path)
+            store = RunStore(path / STORE_NAME)
+            trainer = Trainer(config, folder, StoreRecorder(store), device=device)
+            try:
+                trainer.resume()
+                begin_session(trainer, store)
+                trainer.run(stop=lambda: trainer.update >= part.until)
+            finally:
+                trainer.close()
+            return read_files(path)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def read_files(folder: Path) -> dict[str, bytes]:
+    """By name, those of folders in it as FOLDER/NAME; without locks and unfinished files."""
+    paths = [path for path in sorted(folder.rglob("*")) if path.is_file() and not path.name.startswith(".")]
+    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
+
+
+def _write(folder: Path, files: Mapping[str, bytes]) -> None:
+    """The store before the checkpoints: what it holds of updates without a checkpoint is removed when a run goes on."""
+    for name in sorted(files, key=lambda name: name.startswith("checkpoints/")):
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        write_whole(folder / name, files[name])
+    for old in RunFolder(folder).saved():
+        if str(old.relative_to(folder)) not in files:
+            old.unlink(missing_ok=True)
+
+
+# -- judging -----------------------------------------------------------------------------------------------------------
+
+
+def setting_rows(runs: Sequence[Run], results: Results) -> list[SettingRow]:
+    """From the results on the same draws, by name of the run; settings in their order."""
+    tables: dict[str, list[list[float]]] = {}
+    for run in runs:
+        scores = [results[run.name][number].score for number in sorted(results[run.name])]
+        tables.setdefault(run.setting, []).append(scores)
+    first = np.array(next(iter(tables.values())))  # [seeds, draws]
+    return [
+        SettingRow(
+            name=name,
+            seeds=len(rows),
+            score=bootstrap_table(np.array(rows)),
+            by_seed=tuple(float(np.mean(row)) for row in rows),
+            vs_first=None if i == 0 else bootstrap_table(np.array(rows) - first),
+        )
+        for i, (name, rows) in enumerate(tables.items())
+    ]
