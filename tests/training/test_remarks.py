@@ -136,7 +136,7 @@ def test_a_rule_gives_its_own_reasons() -> None:
 
 
 def test_a_learned_controller_gives_its_probabilities() -> None:
-    grown = easy(controller="small", epochs=12)
+    grown = easy(controller="small", epochs=12, rent=50.0)  # at which nothing is worth its size
     (remark,) = grown.remarks
     sure = [record.effect.action.probability for record in grown.history.records]
     least = min(range(12), key=lambda epoch: sure[epoch] or 0.0)

@@ -160,9 +160,10 @@ def test_what_does_not_earn_the_extra_rent_is_pruned_at_the_end() -> None:
     assert pruned.reason == "the run ended, and it contributes +1.0 points, less than the 1.1 of its extra rent"
 
 
-def test_a_learned_controller_cannot_read_it_and_that_is_said() -> None:
+def test_a_policy_of_schema_1_cannot_read_it_and_that_is_said() -> None:
+    old = Path(__file__).parents[1] / "agent" / "schema_1.safetensors"
     with pytest.warns(esper.GrowthWarning, match="trained with a rent of 5"):
-        grown = small_grow(controller="small", epochs=8, rent=50.0)
+        grown = small_grow(controller=old, epochs=8, rent=50.0)
     assert any("trained with a rent of 5" in remark for remark in grown.remarks)
-    for settings in ({"controller": "heuristic", "rent": 50.0}, {"controller": "small"}):
+    for settings in ({"controller": "heuristic", "rent": 50.0}, {"controller": "small", "rent": 50.0}):
         assert not any("rent" in remark for remark in small_grow(epochs=8, **settings).remarks)

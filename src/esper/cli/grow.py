@@ -72,7 +72,7 @@ class Grow:
     """Most seeds at a time, kept ones counted."""
     rent: float = RENT_RATE
     """The price of size: points of accuracy that one more host-size of parameters must earn. Rules, what is kept at the
-    end and the score use it; learned controllers do if they were trained with several."""
+    end, the score and the controller `small` use it: 0 is accuracy at any size."""
     data_dir: Path | None = None
     """Where the data files are, for tasks that read some."""
     text_file: Path | None = None

@@ -95,7 +95,7 @@ def grow(
     frozen model, only what grows is trained. `layouts` and `visibility` are as in `esper.attach`.
 
     `rent` is the price of size: points of accuracy that a seed as large as the model must earn. Rules, what is kept at
-    the end and `Grown.score` use it; learned controllers do if they were trained with several.
+    the end, `Grown.score` and the controller `small` use it: 0 is accuracy at any size.
 
     With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far. With
     `checkpoint`, a folder, the same call goes on after the last whole epoch of a run that was killed or interrupted.
