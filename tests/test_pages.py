@@ -88,7 +88,8 @@ def test_every_page_is_in_the_contents_and_says_for_whom_it_is() -> None:
 def run_elsewhere(page: Path) -> bool:
     """Whether another test module runs the Python of this page."""
     texts = (path.read_text("utf-8") for path in (ROOT / "tests").rglob("test_*.py") if path != Path(__file__))
-    return any("```python" in text and re.search(rf"\b{re.escape(page.name)}\b", text) for text in texts)
+    name = rf"\b{re.escape(page.name)}\b|[\"']{re.escape(page.stem)}[\"']"
+    return any("```python" in text and re.search(name, text) for text in texts)
 
 
 def programs() -> Iterator[Path]:
