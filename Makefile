@@ -33,10 +33,10 @@ bench: .venv/peers
 	for name in offline ppo siblings telemetry value_start; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(BIN)/esper bench
 
-# The main table of docs/results.md anew, from the shipped controller: about a quarter of an hour on two cores.
+# The first row of the table of docs/results.md anew, from the shipped controller: about a quarter of an hour on two cores.
 results: .venv/demo
-	$(BIN)/python benchmarks/results/run.py mixed --schedule docs/results/schedule.toml --workers 2
-	$(BIN)/python benchmarks/results/run.py render
+	$(BIN)/python benchmarks/results.py measure mixed --arms none schedule heuristic small --learned small --workers 2
+	$(BIN)/python benchmarks/results.py render
 
 docs: .venv/docs
 	$(BIN)/sphinx-build -q -W --keep-going docs build/docs

@@ -194,7 +194,8 @@ def page(learned: dict[int, Episode], none: dict[int, Episode], command: str, do
         plot_history(images / f"behaviour_example_{i}.png", replace(episode.history, control=tuple(curve)), picture)
         shown += ["", f"### {title}", "", f"![{title}](images/behaviour_example_{i}.png)", ""]
         shown += story(number, episode, none[number])
-    title = ["# What the learned controller does", "", f"Written by `{command}`; do not edit.", ""]
+    readers = "For everyone who wants to see decisions of the shipped controller before relying on it."
+    title = ["# What the learned controller does", "", readers, "", f"Written by `{command}`; do not edit.", ""]
     what = ["## What it grows, and where", "", "![Kept seeds by kind](images/behaviour_choices.png)", ""]
     when = ["## When, and how long", "", "![Timing](images/behaviour_timing.png)", ""]
     return page_of(

@@ -264,6 +264,8 @@ def page(mixed: list[Problem], natural: list[Problem], command: str, runs: dict[
     lines = [
         "# Need and place: does it matter what is grown, and where?",
         "",
+        "For everyone who doubts that growing the right thing at the right place matters.",
+        "",
         f"Written by `{command}`; do not edit. Every figure is a score in points: test accuracy − 5 × "
         "(parameters / host's parameters − 1), the mean over draws and random seeds, of a fixed schedule through the "
         f"real lifecycle (germinate at epoch {GERMINATE}, fossilize when the gate passes). A schedule that a draw's "

@@ -41,7 +41,7 @@ def main() -> None:
         step(["report", str(file.parent), "--out", str(file)])
     print(f"\nDone in {clock(time.perf_counter() - started)}. Pictures and files of this demo:")
     kept = {
-        compared / "comparison.png": "the learned controller beside the rule, on problems that nobody trained on",
+        compared / "comparison.png": "the learned controller beside the rule, on held-out problems",
         grown / "growth.png": "how it grew one of these problems' networks",
         grown / "model.py": "that network; it loads without Esper",
     }

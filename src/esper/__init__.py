@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from esper.training.own.growth import Growth
     from esper.training.own.run import Grown
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = [
     "GrowingModel",
     "Grown",

@@ -27,13 +27,21 @@ from toy_environments import (
 from esper.actions import HEAD_NAMES
 from esper.agent.config import LEAST_ADVANTAGE_STD, PPOConfig
 from esper.agent.gae import advantages_by_loop
-from esper.agent.metrics import METRICS
+from esper.agent.metrics import GRADIENT_GROUPS, METRICS
 from esper.agent.normalisers import ObservationNormaliser
 from esper.agent.ppo import PPOAgent
-from esper.agent.update import Batch, RolloutMismatchError, _count, _losses, ppo_update, prepare
+from esper.agent.update import Batch, RolloutMismatchError, _count, _gradient_norms, _losses, ppo_update, prepare
 from esper.env.spaces import Observation
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.rollout.episodes import Episodes, map_tensors, stack_steps
+
+
+def test_the_norm_of_a_head_without_gradient_is_where_the_others_are() -> None:
+    """Covers: R076. On the meta device, which stands for a GPU: torch gives the norm of nothing on the CPU."""
+    groups = {name: [torch.nn.Parameter(torch.zeros(2, device="meta"))] for name in GRADIENT_GROUPS}
+    groups["slot"][0].grad = torch.zeros(2, device="meta")
+    groups["blend"] = []  # a policy without this head
+    assert _gradient_norms(groups).device.type == "meta"
 
 
 def weights(agent: PPOAgent) -> torch.Tensor:

@@ -10,6 +10,7 @@ import importlib.util
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from esper.agent.actor import PolicyActor
 from esper.agent.checkpoints import inspect_checkpoint, load_checkpoint
 from esper.agent.policies import LAYOUT, LearnedController, load_policy
 from esper.agent.shipped import ShippedError, provenance, shipped_names, shipped_path
+from esper.cli import doctor
 from esper.env.observation import OVERALL_FIELDS, SLOT_FIELDS
 from esper.env.spaces import ActionMasks, Observation
 from esper.growth.blueprints import blueprint_names
@@ -270,3 +272,12 @@ def test_the_wheel_and_the_source_archive_hold_the_files(tmp_path: Path) -> None
                 content = (shipped.FOLDER / file).read_bytes()
                 assert packed.read(f"esper/agent/shipped/{file}") == content
                 assert (unpacked / "src" / "esper" / "agent" / "shipped" / file).read_bytes() == content
+        names = set(packed.namelist())
+        (metadata,) = (packed.read(name).decode() for name in names if name.endswith("/METADATA"))
+    inside = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src" / "esper").rglob("*") if path.is_file()}
+    assert {name for name in inside if "__pycache__" not in name} <= names
+    assert not [name for name in names if not name.startswith(("esper/", "esper-"))]
+    needed = [
+        line.split()[1] for line in metadata.splitlines() if line.startswith("Requires-Dist") and "extra" not in line
+    ]
+    assert {re.split("[<>=]", name)[0] for name in needed} == set(doctor.CORE)

@@ -21,6 +21,7 @@ NEEDED = {
     "clone": ["recording"],
     "offline": ["recording"],
     "checkpoint": ["inspect", "x.safetensors"],
+    "completion": ["bash"],
     "query": ["run", "SELECT 1"],
     "sweep": ["sweep.toml"],
     "watch": ["run"],

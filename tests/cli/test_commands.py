@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from importlib.metadata import version
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -149,7 +149,8 @@ def test_bad_input_ends_with_one_clear_line(
 def test_the_version(capsys: Capture) -> None:
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"esper {__version__}\n"
-    assert __version__ == version("esper")
+    project = (Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8")
+    assert __version__ == tomllib.loads(project)["project"]["version"]
 
 
 def test_ctrl_c_while_a_module_is_imported(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

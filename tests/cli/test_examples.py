@@ -20,9 +20,3 @@ def test_a_kind_of_seed_of_your_own(tmp_path: Path) -> None:
     assert "blueprint='bilinear'" in result.stdout
     with_it, without = map(float, re.findall(r"([\d.]+) % (?:grown|without)", result.stdout))
     assert with_it > without + 20.0, result.stdout
-
-
-def test_the_readme_says_how_to_get_the_program_before_it_is_used() -> None:
-    page = (ROOT / "README.md").read_text("utf-8")
-    assert page.index("source .venv/bin/activate") < page.index("esper train") < page.index("esper grow --task")
-    assert page.index('".[gym]"') < page.index("gymnasium.make")

@@ -41,6 +41,8 @@ SOUND: dict[str, list[str]] = {
     "host": ["127.0.0.1"],
 }
 """Values that let a command come further."""
+IDLE = ("doctor", "completion")
+"""Commands that read nothing and write nothing."""
 
 
 class Begun(BaseException):
@@ -57,7 +59,7 @@ def options_of(command: str) -> list[tuple[str, Any]]:
 
 
 def command_line(rng: random.Random) -> list[str]:
-    command = rng.choice([name for name in COMMANDS if name != "info" or rng.random() < 0.2])
+    command = rng.choice([name for name in COMMANDS if name not in IDLE and (name != "info" or rng.random() < 0.2)])
     words, options = [command], options_of(command)
     for name, default in options:
         required = default is dataclasses.MISSING

@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import nn
 
-from esper.telemetry.alarms import EXPLODING, VANISHING
+from esper.telemetry.alarms import EXPLODING, VANISHING, rules_with
 from esper.telemetry.gradients import GradientWatch, one_device
+from esper.telemetry.health import AnomalyDetector
+from esper.training.train_config import TrainConfig
 
 
 def network() -> nn.Sequential:
@@ -46,6 +48,24 @@ def test_limits_follow_the_clip_norm() -> None:
     for clip_norm, vanishing, exploding in ((0.9 / EXPLODING, 0, 1), (1.0, 0, 0), (1.1 / VANISHING, 1, 0)):
         found = after_one_step(net, clip_norm)
         assert (found["gradients_vanishing"], found["gradients_exploding"]) == (vanishing, exploding)
+
+
+def test_limits_can_be_set() -> None:
+    """A norm of 1 at a clip norm of 1 is neither by default, and each of them beyond a limit of one's own."""
+    net = nn.ParameterDict({"a": nn.Parameter(torch.zeros(1))})
+    net["a"].grad = torch.ones(1)
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.0)
+    for limits, vanishing, exploding in (((2.0, 3.0), 1, 0), ((0.1, 0.5), 0, 1)):
+        with GradientWatch(optimizer, net, 1.0, limits=limits) as watch:
+            optimizer.step()
+        found = watch.metrics()
+        assert (found["gradients_vanishing"], found["gradients_exploding"]) == (vanishing, exploding)
+        alarms = AnomalyDetector(1.0, rules_with(limits)).check_all({"gradient_norm": 1.0, "update": 1}, 0.5)
+        assert [alarm.name for alarm in alarms] == ["gradient_exploding"] * exploding
+        assert TrainConfig(vanishing_gradient=limits[0], exploding_gradient=limits[1]).gradient_limits == limits
+    for low, high in ((-1.0, 2.0), (2.0, 2.0), (nan, 1.0), (0.1, nan)):
+        with pytest.raises(ValueError, match="_gradient must be"):
+            TrainConfig(vanishing_gradient=low, exploding_gradient=high)
 
 
 def test_against_a_loop() -> None:

@@ -21,6 +21,7 @@ from esper.actions import Op
 from esper.cli import main
 from esper.engine.governor import FAULTS
 from esper.env.growth_env import GrowthEnv
+from esper.env.reward.config import TERMS
 from esper.env.reward.suspicion import KINDS
 from esper.lifecycle import TRANSITIONS, Stage
 from esper.rollout.episodes import Episodes, join
@@ -93,6 +94,14 @@ def test_a_small_rollout_is_recorded_step_by_step_from_either(played: Episodes, 
     assert first.stages == second.stages
     assert first.metrics() == pytest.approx(second.metrics(), abs=1e-9)
     assert first.lifecycle == +second.lifecycle
+
+
+def test_the_share_of_shaping_is_recorded(played: Episodes) -> None:
+    """Covers: R121. Two steps, by hand: |2| of |2| + |−2| is shaping, and nothing of |5|."""
+    nothing = dict.fromkeys(TERMS, 0.0)
+    steps = [{**nothing, "score_shaping": 2.0, "action_cost": -2.0}, {**nothing, "objective": 5.0}]
+    assert journal._shaping_share(steps) == pytest.approx(0.25)
+    assert 0.1 < noted(played, Kept()).metrics()["episode/shaping_share"] <= 1.0
 
 
 @pytest.fixture

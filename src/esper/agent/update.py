@@ -298,10 +298,11 @@ def _count(batch: Batch) -> Counts:
 
 def _gradient_norms(groups: dict[str, list[nn.Parameter]]) -> Tensor:
     """Before clipping, [len(GRADIENT_GROUPS)]; the clipper uses the norm of this vector."""
+    device = next(parameter.device for group in groups.values() for parameter in group)
     norms = []
     for name in GRADIENT_GROUPS:
         gradients = [p.grad for p in groups[name] if p.grad is not None]
-        norms.append(nn.utils.get_total_norm(gradients).float())
+        norms.append(nn.utils.get_total_norm(gradients).float().to(device))  # of no gradients: 0 on the CPU
     return torch.stack(norms)
 
 

@@ -34,6 +34,8 @@ COMMANDS = {
     "query": "ask the store of a run with SQL; without SQL, list its tables and views",
     "bench": "how fast growing is on this machine, eager and with CUDA graphs",
     "info": "what there is: tasks, controllers, blueprints, devices",
+    "doctor": "check the installation: versions, packages, devices, speed",
+    "completion": "print a script that completes commands and options in bash or zsh",
 }
 
 

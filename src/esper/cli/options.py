@@ -64,11 +64,13 @@ RANGES: dict[str, Count | Range] = {
     "conservative": WEIGHT,
     "discount": SHARE,
     "expectile": WITHIN_0_AND_1,
+    "exploding_gradient": POSITIVE,
     "floor": SHARE,
     "learning_rate": POSITIVE,
     "noise": SHARE,
     "rent": WEIGHT,
     "temperature": POSITIVE,
+    "vanishing_gradient": WEIGHT,
 }
 """By option, whatever the command. A test fails for a number that has no range."""
 

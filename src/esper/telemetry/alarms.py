@@ -333,3 +333,13 @@ RULES = {
     ),
 }
 """By name. Those of one update are reported in this order."""
+
+
+def rules_with(gradient_limits: tuple[float, float]) -> dict[str, Rule]:
+    """RULES with other limits of vanishing and exploding gradients, in clip norms (R120)."""
+    vanishing, exploding = gradient_limits
+    return {
+        **RULES,
+        "gradient_vanishing": replace(RULES["gradient_vanishing"], below=vanishing),
+        "gradient_exploding": replace(RULES["gradient_exploding"], above=exploding),
+    }

@@ -28,11 +28,17 @@ class GradientWatch:
     gradient counts as zero gradient."""
 
     def __init__(
-        self, optimizer: torch.optim.Optimizer, network: nn.Module, clip_norm: float, *, enabled: bool = True
+        self,
+        optimizer: torch.optim.Optimizer,
+        network: nn.Module,
+        clip_norm: float,
+        *,
+        enabled: bool = True,
+        limits: tuple[float, float] = (VANISHING, EXPLODING),
     ) -> None:
         self._optimizer = optimizer
         self._names, self._parameters = zip(*network.named_parameters(), strict=True)
-        self._clip_norm = clip_norm
+        self._vanishing, self._exploding = (limit * clip_norm for limit in limits)
         self._enabled = enabled
         self._steps: list[Tensor] = []
 
@@ -65,8 +71,8 @@ class GradientWatch:
             return {}
         steps, self._steps = torch.stack(self._steps), []  # [S, 2, P]
         norm, largest = steps[:, 0].mean(0), steps[:, 1].max()
-        vanishing = (norm < VANISHING * self._clip_norm).sum()
-        exploding = (~(norm <= EXPLODING * self._clip_norm)).sum()  # NaN is here
+        vanishing = (norm < self._vanishing).sum()
+        exploding = (~(norm <= self._exploding)).sum()  # NaN is here
         flat = torch.cat(
             (norm, torch.stack((largest, vanishing.float(), exploding.float())))
         ).tolist()  # the one transfer

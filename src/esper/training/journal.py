@@ -16,6 +16,7 @@ from torch import Tensor
 from esper.actions import HEAD_NAMES, HEADS_USED
 from esper.env.learner_env import StepInfo
 from esper.env.reward.config import TERMS
+from esper.env.reward.reward import shaping_share
 from esper.lifecycle import Stage
 from esper.rollout.episodes import Episodes
 from esper.rollout.facts import Facts
@@ -35,6 +36,8 @@ class RolloutSummary:
 
     draws: tuple[int, ...]
     returns: list[float]
+    shaping_share: float = field(default=0.0, kw_only=True)
+    """Mean over steps of how much of the reward is shaping (R121)."""
     scores: list[float]
     accuracies: list[float]
     growth: list[float]
@@ -57,6 +60,7 @@ class RolloutSummary:
         return cls(
             draws=tuple(episodes.draw.tolist()),
             returns=[sum(info.reward.total for info in row) for row in episodes.reports],
+            shaping_share=_shaping_share([info.reward.terms for row in episodes.reports for info in row]),
             scores=[info.reward.score or 0.0 for info in lasts],
             accuracies=[info.record.measured.accuracy for info in lasts],
             growth=[info.parameters / info.host_parameters for info in lasts],
@@ -74,6 +78,7 @@ class RolloutSummary:
         return cls(
             draws=tuple(episodes.draw.tolist()),
             returns=facts.rewards().sum(1).tolist(),
+            shaping_share=shaping_share(facts.steps.reward.terms[facts.played]).mean().item(),
             scores=facts.at_the_end(facts.steps.reward.score).nan_to_num(0.0).tolist(),
             accuracies=facts.at_the_end(facts.steps.epoch.accuracy).tolist(),
             growth=growth.tolist(),
@@ -87,6 +92,7 @@ class RolloutSummary:
     def metrics(self) -> dict[str, float]:
         return {
             "episode/return": fmean(self.returns),
+            "episode/shaping_share": self.shaping_share,
             "episode/score": fmean(self.scores),
             "episode/accuracy": fmean(self.accuracies),
             "episode/growth": fmean(self.growth),
@@ -107,6 +113,15 @@ def _by_slot(rows: Sequence[Sequence[Stage]]) -> tuple[Counter[Stage], ...]:
 def _counted(column: Tensor) -> Counter[Stage]:
     """[N] of one slot; a network without that slot counts as one whose slot is empty."""
     return Counter({Stage(code): n for code, n in enumerate(torch.bincount(column.clamp(min=0)).tolist()) if n})
+
+
+def _shaping_share(steps: Sequence[Mapping[str, float]]) -> float:
+    """Of steps that are records."""
+    return (
+        shaping_share(torch.tensor([[terms[name] for name in TERMS] for terms in steps], dtype=torch.float64))
+        .mean()
+        .item()
+    )
 
 
 class Journal:

@@ -26,6 +26,7 @@ from esper.policy.network import FactoredRecurrentActorCritic
 from esper.rollout.episodes import Episodes
 from esper.tasks.draws import FIRST_EVALUATED
 from esper.tasks.family import BoundedFamily
+from esper.telemetry.alarms import rules_with
 from esper.telemetry.gradients import GradientWatch
 from esper.telemetry.health import AnomalyDetector, HealthMonitor
 from esper.telemetry.profiler import PhaseTimers
@@ -110,7 +111,9 @@ class Trainer:
                 BULK,
                 SAMPLED,
             )
-        self.monitor = HealthMonitor(self.recorder, AnomalyDetector(config.ppo.max_grad_norm))
+        self.monitor = HealthMonitor(
+            self.recorder, AnomalyDetector(config.ppo.max_grad_norm, rules_with(config.gradient_limits))
+        )
         self.best_score = -math.inf
         self.best_update: int | None = None
         """The update whose policy scored that."""
@@ -196,7 +199,8 @@ class Trainer:
             values = self.agent.value_normaliser.to_returns(episodes.value)  # before the update moves these units
             rollout = Journal(self.recorder, update, explain=self.agent.policy_of).note(episodes, values)
         agent, detailed = self.agent, self.recorder.level is Level.DETAILED
-        watch = GradientWatch(agent.optimizer, agent.network, self.config.ppo.max_grad_norm, enabled=detailed)
+        clip_norm, limits = self.config.ppo.max_grad_norm, self.config.gradient_limits
+        watch = GradientWatch(agent.optimizer, agent.network, clip_norm, enabled=detailed, limits=limits)
         with self.timers("update"), watch:
             learnt = agent.update(episodes)
         diagnostics = learnt.events(update)

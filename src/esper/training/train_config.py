@@ -9,13 +9,24 @@ from pathlib import Path
 from typing import Any
 
 from esper.agent.config import PPOConfig
-from esper.config import COUNTS, SHARE, EngineOption, check_ranges, read_small, settings_from
+from esper.config import (
+    ABOVE_0,
+    AT_LEAST_0,
+    COUNTS,
+    SHARE,
+    EngineOption,
+    check_number,
+    check_ranges,
+    read_small,
+    settings_from,
+)
 from esper.engine.precision import Precision
 from esper.env.rent import RENT_RATE
 from esper.env.rents import Rent, check_rents
 from esper.env.reward import DISCOUNT, RewardConfig, check_discount
 from esper.tasks.draws import TRAINING_DRAWS_PER_SEED
 from esper.tasks.family import BoundedFamily, family_of
+from esper.telemetry.alarms import EXPLODING, VANISHING
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +61,10 @@ class TrainConfig:
     """How precisely a GPU trains the growing networks."""
     compiled: bool = False
     """Whether the growing networks are compiled; for the agent's own network it is `compile` in `ppo`."""
+    vanishing_gradient: float = VANISHING
+    """Alarm where a gradient norm of the agent, in clip norms, is below this."""
+    exploding_gradient: float = EXPLODING
+    """Alarm where the gradient norm of the agent, in clip norms, is above this."""
     evaluate_every: int = 10
     """Updates between evaluations of the frozen policy on held-out problems; 0 is never."""
     evaluation_episodes: int = 16
@@ -66,6 +81,13 @@ class TrainConfig:
     def __post_init__(self) -> None:
         check_ranges(self, {**COUNTS, "floor": SHARE})
         check_rents(self.rent)
+        check_number("vanishing_gradient", self.vanishing_gradient, AT_LEAST_0)
+        check_number("exploding_gradient", self.exploding_gradient, ABOVE_0)
+        if self.exploding_gradient <= self.vanishing_gradient:
+            raise ValueError(
+                f"exploding_gradient must be above vanishing_gradient, and {self.exploding_gradient:g} is not above "
+                f"{self.vanishing_gradient:g}"
+            )
         if self.draws is not None and self.draws < self.envs // self.ppo.siblings:
             needed = self.envs // self.ppo.siblings
             raise ValueError(f"a rollout needs at least as many problems as it plays ({needed}); draws is {self.draws}")
@@ -74,6 +96,11 @@ class TrainConfig:
         if self.reward.discount == DISCOUNT:  # not set: the reward follows the agent
             object.__setattr__(self, "reward", replace(self.reward, discount=self.ppo.discount))
         check_discount(self.reward, self.ppo.discount)
+
+    @property
+    def gradient_limits(self) -> tuple[float, float]:
+        """In clip norms."""
+        return self.vanishing_gradient, self.exploding_gradient
 
     def draw_ids(self, update: int) -> list[int]:
         """The draws of a rollout, each as often as it has siblings; `update` counts from 1."""

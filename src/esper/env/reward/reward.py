@@ -83,11 +83,16 @@ class RewardColumns:
 
     @property
     def shaping_share(self) -> Tensor:
-        """[N] in [0, 1]: how much of what was said is shaping; 0 where nothing was said (R121)."""
-        sizes = self.terms.abs()
-        first = TERMS.index(SHAPING_TERMS[0])  # they lie side by side
-        everything, shaping = sizes.sum(-1), sizes[:, first : first + len(SHAPING_TERMS)].sum(-1)
-        return torch.where(everything < NEGLIGIBLE, 0.0, shaping / everything.clamp(min=NEGLIGIBLE))
+        """[N]"""
+        return shaping_share(self.terms)
+
+
+def shaping_share(terms: Tensor) -> Tensor:
+    """Of [..., terms] the share of their sizes that is shaping, in [0, 1]; 0 where there is no reward (R121)."""
+    sizes = terms.abs()
+    first = TERMS.index(SHAPING_TERMS[0])  # they lie side by side
+    everything, shaping = sizes.sum(-1), sizes[..., first : first + len(SHAPING_TERMS)].sum(-1)
+    return torch.where(everything < NEGLIGIBLE, 0.0, shaping / everything.clamp(min=NEGLIGIBLE))
 
 
 class Reward:

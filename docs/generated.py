@@ -1,0 +1,171 @@
+"""Markdown that is made from the code when the pages are built: commands, settings, metrics, alarms, observation.
+
+Nothing of it is kept in the repository, so it cannot be out of date. `conf.py` makes a directive of each function.
+"""
+
+from __future__ import annotations
+
+import ast
+import dataclasses
+import inspect
+import io
+import os
+import re
+from collections.abc import Iterator
+from contextlib import redirect_stdout, suppress
+from typing import Any
+
+import esper
+from esper.actions import HEAD_NAMES
+from esper.agent.config import FIRST_RATIO_TOLERANCE, PPOConfig
+from esper.agent.metrics import METRICS
+from esper.cli import COMMANDS, main
+from esper.env.observation import OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS
+from esper.env.reward.config import RewardConfig
+from esper.growth.blueprints.registry import BUILT_IN
+from esper.lifecycle import Rules
+from esper.policy.heuristic import HeuristicSettings
+from esper.policy.network import NetworkConfig
+from esper.telemetry.alarms import RATIO_HIGH, RATIO_LOW, RULES, Rule
+from esper.training.train_config import TrainConfig
+
+SETTINGS = {
+    "train": TrainConfig,
+    "ppo": PPOConfig,
+    "reward": RewardConfig,
+    "network": NetworkConfig,
+    "lifecycle": Rules,
+    "heuristic": HeuristicSettings,
+}
+"""Table of a page → the dataclass whose fields it lists."""
+PHASES = ("warm-up", "early", "late")
+OTHER_RANGES = {
+    "ratio_max": f"≤ {RATIO_HIGH:g} (`ratio_explosion`)",
+    "ratio_min": f"≥ {RATIO_LOW:g} (`ratio_explosion`)",
+    "first_ratio_gap": f"< {FIRST_RATIO_TOLERANCE:g}, or the update is refused",
+}
+"""Ranges that are not a limit of a rule."""
+
+
+def commands() -> str:
+    """A section for every command: what it does, and its help."""
+    parts = []
+    for name, what in COMMANDS.items():
+        parts += [f"## esper {name}", "", f"{what[0].upper()}{what[1:]}.", "", "```text", help_of(name), "```", ""]
+    return "\n".join(parts)
+
+
+def help_of(name: str) -> str:
+    """What `esper NAME --help` prints on a terminal of 84 columns, without colours."""
+    kept = {key: os.environ.get(key) for key in ("COLUMNS", "NO_COLOR")}
+    os.environ.update(COLUMNS="84", NO_COLOR="1")
+    try:
+        with redirect_stdout(io.StringIO()) as said, suppress(SystemExit):
+            main([name, "--help"])
+    finally:
+        for key, value in kept.items():
+            os.environ.pop(key) if value is None else os.environ.update({key: value})
+    return re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()).strip()
+
+
+def api() -> str:
+    """Every name of `esper.__all__`, from its docstring."""
+    parts = []
+    for name in sorted(esper.__all__, key=lambda name: (isinstance(getattr(esper, name), type), name.lower())):
+        value = getattr(esper, name)
+        kind = "function" if inspect.isfunction(value) else "exception" if _is_warning(value) else "class"
+        members = ["   :members:"] if kind == "class" else []
+        parts += [f"## esper.{name}", "", "```{eval-rst}", f".. auto{kind}:: esper.{name}", *members, "```", ""]
+    return "\n".join(parts)
+
+
+def _is_warning(value: object) -> bool:
+    return isinstance(value, type) and issubclass(value, BaseException)
+
+
+def settings(table: str) -> str:
+    """The fields of a dataclass: name, type, default, and the sentence that stands below it in the source."""
+    kind = SETTINGS[table]
+    words = dict(_documented(kind))
+    rows = []
+    for field in dataclasses.fields(kind):
+        rows.append((f"`{field.name}`", f"`{_typed(field.type)}`", _default(field), words.get(field.name, "")))
+    return _table(("setting", "type", "default", "meaning"), rows)
+
+
+def _documented(kind: type[Any]) -> Iterator[tuple[str, str]]:
+    body = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    for one, following in zip(body.body, body.body[1:], strict=False):
+        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(following, ast.Expr):
+            yield one.target.id, " ".join(ast.literal_eval(following.value).split())
+
+
+def _typed(kind: object) -> str:
+    return str(getattr(kind, "__name__", kind)).replace("|", "or")
+
+
+def _default(field: dataclasses.Field[Any]) -> str:
+    if field.default is dataclasses.MISSING:
+        return "table" if field.default_factory is not dataclasses.MISSING else "required"
+    return f"`{getattr(field.default, 'value', field.default)!r}`"
+
+
+def metrics() -> str:
+    """Every metric of an update with its meaning and its healthy range, which is what no alarm reports."""
+    rows = [(f"`{_logged(name)}`", metric.meaning, healthy(name) or "–") for name, metric in METRICS.items()]
+    return _table(("metric", "meaning", "healthy"), rows)
+
+
+def healthy(name: str) -> str:
+    """From the limits of the rules that read this metric."""
+    found = [OTHER_RANGES[name]] if name in OTHER_RANGES else []
+    for rule_name, rule in RULES.items():
+        if rule.read is None and _logged(name) in rule.metrics:
+            found.append(f"{_limits(rule)} (`{rule_name}`)")
+    return "; ".join(found)
+
+
+def _logged(name: str) -> str:
+    return name.replace("head/", "HEAD/", 1)
+
+
+def _limits(rule: Rule) -> str:
+    sign, limits = ("≥", rule.below) if rule.above is None else ("≤", rule.above)
+    unit = " × clip norm" if rule.in_clip_norms else ""
+    if not isinstance(limits, tuple):
+        return f"{sign} {limits:g}{unit}"
+    if len(set(limits)) == 1:
+        return f"{sign} {limits[0]:g}{unit}"
+    by_phase = zip(PHASES, limits, strict=True)
+    return ", ".join(f"{phase} {sign} {limit:g}{unit}" for phase, limit in by_phase if limit is not None)
+
+
+def alarms() -> str:
+    """Every alarm: how long it must last, how serious it is, what it means, what to try."""
+    rows = []
+    for name, rule in RULES.items():
+        watched = ", ".join(f"`{metric}`" for metric in rule.metrics) or "see the meaning"
+        meaning = f"{rule.meaning[0].upper()}{rule.meaning[1:]}"
+        rows.append((f"`{name}`", watched, str(rule.updates), rule.severity, meaning, rule.remedy))
+    return _table(("alarm", "reads", "updates", "severity", "meaning", "remedy"), rows)
+
+
+def observation() -> str:
+    """The sizes of what a learned policy reads, with every field."""
+    count = len(BUILT_IN)
+    sizes = [
+        ("the run", f"{len(OVERALL_FIELDS)}", ", ".join(f"`{name}`" for name in OVERALL_FIELDS)),
+        ("each slot", f"{len(SLOT_FIELDS)}", ", ".join(f"`{name}`" for name in SLOT_FIELDS)),
+        ("each slot, its blueprint", "1", "number of the blueprint that grows there, 0 for none"),
+        ("each slot, each blueprint", f"{count}", f"what a seed of this kind would cost there; {count} are built in"),
+    ]
+    slots = len(SLOT_FIELDS) + 1 + count
+    total = f"With S slots that is {len(OVERALL_FIELDS)} + S · {slots} numbers; observation schema {SCHEMA_VERSION}."
+    heads = f"The action has {len(HEAD_NAMES)} heads: {', '.join(HEAD_NAMES)}."
+    return f"{_table(('of', 'numbers', 'fields'), sizes)}\n\n{total} {heads}"
+
+
+def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
+    lines = [head, ("---",) * len(head), *rows]
+    return "\n".join(f"| {' | '.join(cell.replace('|', '∣') for cell in line)} |" for line in lines)
