@@ -201,6 +201,20 @@ def test_two_runs_side_by_side_and_thousands_of_environments(opened: Page) -> No
     assert "not measured" in opened.text("#facts")
 
 
+def test_an_answer_that_comes_late_does_not_replace_what_was_chosen_since(opened: Page) -> None:
+    page, held = opened.page, []
+    page.route("**/episode?*env=1", lambda route: held.append(route) if not held else route.continue_())
+    page.click("#tile-1")
+    page.wait_for_selector("#tile-1[aria-selected=true]")
+    page.click("#tile-2")
+    title = page.locator("#episode-title")
+    sync_api.expect(title).to_contain_text("environment 2,", timeout=30_000)
+    with page.expect_response("**/episode?*env=1"):
+        held[0].continue_()
+    page.evaluate("new Promise((done) => setTimeout(done, 100))")  # the page has read it
+    assert "environment 2," in opened.text("#episode-title")
+
+
 def test_hostile_names_are_text(browser: Any, served: Served, opened: Page) -> None:
     page = opened.page
     assert page.locator("#events img").count() == 0

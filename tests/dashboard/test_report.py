@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+import sqlite3
+from contextlib import closing
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -164,6 +166,36 @@ def test_a_file_that_is_no_comparison_is_one_line(
     assert said.count("\n") == 1
     assert "not a comparison" in said
     assert not (tmp_path / "report.html").exists()
+
+
+DAMAGE = {
+    "events": "UPDATE events SET data = '['",
+    "details": "UPDATE step_details SET slots = '{'",
+    "view": "DROP VIEW v_anomalies",
+}
+
+
+@pytest.mark.parametrize("what", DAMAGE)
+def test_a_damaged_store_is_one_line(tmp_path: Path, what: str, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = make_run(tmp_path / "r")
+    with closing(sqlite3.connect(folder / "run.sqlite")) as connection, connection:
+        connection.execute(DAMAGE[what])
+    assert main(["report", str(folder)]) == 1
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "run.sqlite cannot be read, it may be damaged" in said
+
+
+def test_networks_that_diverged_and_scores_that_are_not_known_are_reported(tmp_path: Path) -> None:
+    folder = make_run(tmp_path / "r")
+    with closing(sqlite3.connect(folder / "run.sqlite")) as connection, connection:
+        connection.execute("UPDATE episodes SET accuracy = NULL, score = NULL")
+    file = make_comparison(folder / "comparison") / "comparison.json"
+    told = json.loads(file.read_text())
+    told["rows"][1]["score"] = {"value": None, "low": None, "high": None}
+    file.write_text(json.dumps(told))
+    assert "an accuracy (%) of not measured" in Tags(report(folder)).said
+    assert "none has the best mean score, 50.0." in Tags(report(file)).said
 
 
 def test_markup_escapes_text_and_attributes() -> None:

@@ -271,3 +271,8 @@ def test_a_viewer_that_leaves_is_forgotten() -> None:
         assert hub.dropped == 0
 
     asyncio.run(scene())
+
+
+def test_an_origin_that_cannot_be_read_is_refused_and_names_have_no_case(client: TestClient) -> None:
+    assert client.get("/api/runs", headers={"origin": "http://[::1"}).status_code == 403
+    assert Policy.of("127.0.0.1", ["Proxy.Example"]).problem({"host": "proxy.example:80"}, "GET") is None

@@ -195,7 +195,7 @@ def episode(source: Source, key: Key) -> dict[str, Any] | None:
             "SELECT term, value FROM episode_rewards WHERE update_number = ? AND arm = ? AND env = ? ORDER BY term", key
         ).fetchall()
         told = {"control": _control(connection), "terms": {row["term"]: row["value"] for row in terms}}
-    return told | _story(key, result, decisions, events)
+        return told | _story(key, result, decisions, events)
 
 
 def _control(connection: sqlite3.Connection) -> list[float | None]:

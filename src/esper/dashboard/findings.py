@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sqlite3
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +46,8 @@ def findings(source: Source) -> dict[str, Any]:
                 "WHERE kind = ? ORDER BY update_number DESC, event DESC LIMIT ?",
                 (kind, MOST),
             ).fetchall()
-    found.sort(key=lambda row: (row["update_number"], row["event"]), reverse=True)
-    return {"counts": counts, "events": [_event(row) for row in found[:MOST]]}
+        found.sort(key=lambda row: (row["update_number"], row["event"]), reverse=True)
+        return {"counts": counts, "events": [_event(row) for row in found[:MOST]]}
 
 
 def _few(connection: sqlite3.Connection) -> bool:
@@ -99,13 +100,13 @@ def _kept(connection: sqlite3.Connection, key: tuple[int, str, int]) -> list[str
 
 def files(source: Source) -> list[dict[str, Any]]:
     """Policies, grown networks, comparisons and reports in the folder, by their paths in it."""
-    found: list[dict[str, Any]] = []
+    found: dict[str, int] = {}
     for pattern in ("*", "checkpoints/*", "*/*"):
         for path in sorted(source.folder.glob(pattern)):
-            name = path.relative_to(source.folder).as_posix()
-            if downloadable(source, path) and all(name != one["name"] for one in found):
-                found.append({"name": name, "bytes": path.stat().st_size})
-    return found[:200]
+            if downloadable(source, path):
+                with suppress(OSError):  # a run that goes on removes old checkpoints
+                    found.setdefault(path.relative_to(source.folder).as_posix(), path.stat().st_size)
+    return [{"name": name, "bytes": size} for name, size in list(found.items())[:200]]
 
 
 def downloadable(source: Source, path: Path) -> bool:

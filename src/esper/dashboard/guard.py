@@ -41,8 +41,8 @@ class Policy:
     def of(cls, host: str, also: Collection[str] = ()) -> Policy:
         """For a server that listens on `host`: on loopback no token; on any other address a new one."""
         if is_loopback(host):
-            return cls(frozenset({*LOOPBACK, host, *also}))
-        return cls(frozenset({*LOOPBACK, host, *own_names(host), *also}), secrets.token_urlsafe(24))
+            return cls(_lower({*LOOPBACK, host, *also}))
+        return cls(_lower({*LOOPBACK, host, *own_names(host), *also}), secrets.token_urlsafe(24))
 
     def problem(self, headers: dict[str, str], method: str) -> tuple[int, str] | None:
         """Why a request is refused before it is looked at: the status and a sentence."""
@@ -52,7 +52,7 @@ class Policy:
         if host_name(host) not in self.hosts:
             return 421, "this address is not one of this server's: name it with --allow-host if it should be"
         origin = headers.get("origin")
-        if origin is not None and urlsplit(origin).netloc != host:
+        if origin is not None and _place(origin) != host:
             return 403, "a page of another site may not ask here"
         if headers.get("sec-fetch-site") in ("cross-site", "same-site") and headers.get("sec-fetch-mode") != "navigate":
             return 403, "a page of another site may not ask here"
@@ -65,6 +65,11 @@ class Policy:
         given = [headers.get("authorization", "").removeprefix("Bearer "), _cookie(headers.get("cookie", ""))]
         given += parse_qs(query).get("token", [])
         return any(hmac.compare_digest(one.encode(), self.token.encode()) for one in given)
+
+
+def _lower(names: Collection[str]) -> frozenset[str]:
+    """As browsers send them."""
+    return frozenset(name.lower() for name in names)
 
 
 def is_loopback(host: str) -> bool:
@@ -90,6 +95,14 @@ def host_name(header: str) -> str:
         return (urlsplit(f"//{header}").hostname or "").lower()
     except ValueError:
         return ""
+
+
+def _place(origin: str) -> str | None:
+    """Host and port of a page's origin; None where it has none."""
+    try:
+        return urlsplit(origin).netloc
+    except ValueError:
+        return None
 
 
 def _cookie(header: str) -> str:

@@ -7,7 +7,6 @@ import os
 import sqlite3
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from statistics import fmean
 from typing import Any
 
@@ -104,7 +103,7 @@ def series(
 
 def _total_steps(connection: sqlite3.Connection) -> int:
     (found,) = connection.execute("SELECT sum(value) FROM metrics WHERE name = 'env_steps'").fetchone()
-    return int(found or 0)
+    return int(found) if _known(found) else 0
 
 
 def _pace(connection: sqlite3.Connection, done: int) -> dict[str, float | None]:
@@ -140,10 +139,13 @@ def _state(
 
 
 def _lives(process: int) -> bool:
-    with suppress(OSError, OverflowError):
+    try:
         os.kill(process, 0)
+    except PermissionError:  # another user's
         return True
-    return False
+    except (OSError, OverflowError):
+        return False
+    return True
 
 
 def _span(seconds: float) -> str:

@@ -74,7 +74,7 @@ def _story(view: Mapping[str, Any], first: float | None, levels: Mapping[str, fl
     if known(held):
         said.append(f"On problems that it never trained on, the frozen policy scores {held:.1f}.")
     others = {name: value for name, value in levels.items() if name != "learned" and known(value)}
-    if "learned" in levels and others:
+    if known(levels.get("learned")) and others:
         best = max(others, key=lambda name: others[name])
         gap = levels["learned"] - others[best]
         word = "ahead of" if gap > 0 else "behind" if gap < 0 else "level with"
@@ -132,9 +132,10 @@ def _example(source: Source) -> Html:
         return Html("")
     told = (
         f"Environment {chosen['env']} of update {last['update']}, problem {tiles[0]['draw']}: accuracy by epoch above, "
-        f"the life of each slot's seeds below. It ended with {tiles[0]['accuracy']:.1f} % and ×{tiles[0]['size']:.2f}."
+        "the life of each slot's seeds below. It ended with an accuracy (%) of "
     )
-    return joined((tag("p", None, told), lanes(chosen)))
+    size = f" and ×{tiles[0]['size']:.2f}."
+    return joined((tag("p", None, told, number(tiles[0]["accuracy"]), size), lanes(chosen)))
 
 
 def _best(source: Source) -> Html:
@@ -201,15 +202,11 @@ def _events(source: Source) -> Html:
     serious = [one for one in found["events"] if one["severity"] != "info"][:10]
     counts = ", ".join(f"{n} {kind.replace('_', ' ')}" for kind, n in found["counts"].items()) or "nothing"
     rows = [
-        (one["update"], (one["name"] or one["kind"]).replace("_", " "), one["message"], one["remedy"])
+        (one["update"], str(one["name"] or one["kind"]).replace("_", " "), one["message"], one["remedy"])
         for one in serious
     ]
     told = tag("p", None, f"Recorded: {counts}.")
     return joined((told, table(["update", "what", "said", "what to do"], rows, (0,)))) if rows else told
-
-
-def _named(event: Mapping[str, Any]) -> str:
-    return str(event["name"] or event["kind"]).replace("_", " ")
 
 
 def _settings(settings: Mapping[str, Any]) -> Html:

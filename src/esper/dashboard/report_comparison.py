@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from esper.dashboard.drawings import intervals
+from esper.dashboard.drawings import intervals, known
 from esper.dashboard.markup import Child, Html, joined, number, table, tag
 from esper.dashboard.report_parts import interval, page, section
 from esper.telemetry.store import StoreError
@@ -27,7 +27,7 @@ def _estimate(score: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _comparison(file: Path, told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Html:
-    players = [row for row in rows if not row["is_control"]]
+    players = [row for row in rows if not row["is_control"] and known(row["score"])]
     count = len(told["common_draws"])
     best = max(players, key=lambda row: row["score"], default=None)
     lead = "No problem was completed by every controller." if best is None else _comparison_story(best, players, count)

@@ -55,8 +55,11 @@ class Source:
         with open_readonly(self.store) as connection:
             connection.row_factory = sqlite3.Row
             connection.execute("PRAGMA query_only = 1")
-            _fill_in(connection)
-            yield connection
+            try:
+                _fill_in(connection)
+                yield connection
+            except (sqlite3.Error, json.JSONDecodeError) as error:
+                raise StoreError(f"{self.store} cannot be read, it may be damaged: {error}") from error
 
     def stamp(self) -> Stamp:
         """From the files alone, so that looking often costs nothing; a comparison that is written counts, too."""

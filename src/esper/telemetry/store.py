@@ -176,7 +176,7 @@ def _readable(path: Path) -> sqlite3.Connection:
     # A store in a folder where nothing may be created cannot have SQLite's shared memory file; if nobody writes it,
     # it can be read as a file that does not change.
     log = path.with_name(path.name + "-wal")
-    modes = ["mode=ro"] if log.exists() and log.stat().st_size > 0 else ["mode=ro", "immutable=1"]
+    modes = ["mode=ro"] if _size(log) > 0 else ["mode=ro", "immutable=1"]
     problem: sqlite3.Error | None = None
     for mode in modes:
         connection = sqlite3.connect(f"{path.as_uri()}?{mode}", uri=True, timeout=30.0)
@@ -188,6 +188,13 @@ def _readable(path: Path) -> sqlite3.Connection:
         else:
             return connection
     raise StoreError(f"cannot read {path}: {problem}") from problem
+
+
+def _size(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # a run that ends removes its log at any moment
+        return 0
 
 
 def _open(path: Path, migrations: tuple[str, ...]) -> sqlite3.Connection:

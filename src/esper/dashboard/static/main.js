@@ -21,13 +21,16 @@ function complain(error) {
 // -- asking -----------------------------------------------------------------------------------------------------------
 
 let busy = false, again = false;
+// Answers may overtake each other: one to a question that has been asked anew since is not drawn.
+const asked = { rollout: 0, episode: 0, comparison: 0 };
 
 async function refresh() {
   if (busy) { again = true; return; }
   busy = true;
   try {
-    const run = `runs/${look.run}`;
+    const shown = look.run, run = `runs/${shown}`;
     const [view, curves] = await Promise.all([ask(`${run}/overview`), ask(`${run}/curves`)]);
+    if (shown !== look.run) throw null;
     Object.assign(have, { view, curves });
     panels.drawHeader(view);
     panels.drawOverview(view, curves);
@@ -37,16 +40,23 @@ async function refresh() {
     if (training) { panels.drawLearning(curves, view); panels.drawPolicy(curves); panels.drawSettings(view); }
     await refreshRollout();
     const [found, best] = await Promise.all([ask(`${run}/findings`), ask(`${run}/leaderboard`)]);
+    if (shown !== look.run) throw null;
     panels.drawFindings(found);
     panels.drawLeaderboard(best, look.run, goTo);
     await refreshComparison();
+    if (shown !== look.run) throw null;
     complain(null);
     document.body.dataset.ready = String(view.update);
   } catch (error) {
-    complain(error);
+    if (error) complain(error);  // null: another run was chosen meanwhile, which is asked for next
   }
   busy = false;
   if (again) { again = false; refresh(); }
+}
+
+// Of what is under way, nothing is wanted any more.
+function forget() {
+  for (const what of Object.keys(asked)) asked[what] += 1;
 }
 
 async function refreshRollout() {
@@ -56,7 +66,9 @@ async function refreshRollout() {
     return;
   }
   const at = look.follow || look.update === null ? "" : `&update=${look.update}`;
+  const mine = ++asked.rollout;
   const rollout = await ask(`runs/${look.run}/rollout?arm=${encodeURIComponent(look.arm)}&sort=${look.sort}&page=${look.page}${at}`);
+  if (mine !== asked.rollout) return;
   const moved = !have.rollout || have.rollout.update !== rollout.update || have.rollout.arm !== rollout.arm;
   have.rollout = rollout;
   look.update = rollout.update;
@@ -68,7 +80,7 @@ async function refreshRollout() {
   $("arm-label").hidden = arms.length < 2;
   panels.drawTiles(rollout, look.env, chooseEnv);
   panels.drawAggregates(rollout);
-  panels.drawRows(rollout, look.env, { sort: look.sort, choose: chooseEnv, order: (key) => { look.sort = key; look.page = 0; refreshRollout(); }, turn: (by) => { look.page += by; refreshRollout(); } });
+  panels.drawRows(rollout, look.env, { sort: look.sort, choose: chooseEnv, order: (key) => { look.sort = key; look.page = 0; refreshRollout().catch(complain); }, turn: (by) => { look.page += by; refreshRollout().catch(complain); } });
   await refreshEpisode(moved);
 }
 
@@ -81,7 +93,9 @@ function busiest(rollout) {
 
 async function refreshEpisode(moved = true) {
   if (look.env === null) { fill($("now"), h("p", { class: "none" }, "No episode is recorded yet: the first update is under way.")); return; }
+  const mine = ++asked.episode;
   const episode = await ask(`runs/${look.run}/episode?update=${look.update}&arm=${encodeURIComponent(look.arm)}&env=${look.env}`);
+  if (mine !== asked.episode) return;
   have.episode = episode;
   if (moved || look.epoch === null || look.epoch >= episode.epochs) look.epoch = Math.max(0, firstDecision(episode));
   const result = episode.result;
@@ -128,7 +142,9 @@ async function refreshComparison() {
   if (!others.length) { fill($("compared"), h("p", { class: "none" }, "Name another run to compare with: esper watch RUN OTHER")); return; }
   if (look.other === null || look.other === look.run) look.other = others[0].id;
   fill($("other"), others.map((run) => h("option", { value: run.id, selected: run.id === look.other }, run.name)));
+  const mine = ++asked.comparison;
   const [view, curves] = await Promise.all([ask(`runs/${look.other}/overview`), ask(`runs/${look.other}/curves`)]);
+  if (mine !== asked.comparison) return;
   if (view.kind !== "run") { fill($("compared"), h("p", { class: "none" }, "A single network has no updates to compare.")); return; }
   panels.drawComparison($("compared"), { view: have.view, curves: have.curves }, { view, curves });
 }
@@ -249,7 +265,11 @@ function listen() {
     before = true;
   };
   stream.onerror = () => { $("footer").textContent = "Esper · not connected: `esper watch` has ended, or the connection is being made again"; };
-  setInterval(() => { if (!document.hidden && have.view?.state.name === "running") ask(`runs/${look.run}/overview`).then((view) => { have.view = view; panels.drawHeader(view); }).catch(() => {}); }, 5000);
+  setInterval(() => {
+    const run = look.run;
+    if (document.hidden || have.view?.state.name !== "running") return;
+    ask(`runs/${run}/overview`).then((view) => { if (run === look.run) { have.view = view; panels.drawHeader(view); } }).catch(() => {});
+  }, 5000);
 }
 
 function marks() {
@@ -267,9 +287,9 @@ async function start() {
   $("picker").hidden = have.runs.length < 2;
   $("run-name").classList.toggle("visually-hidden", have.runs.length > 1);
   fill($("runs"), have.runs.map((run) => h("option", { value: run.id }, run.name)));
-  $("runs").addEventListener("change", (event) => { Object.assign(look, { run: Number(event.target.value), update: null, env: null, epoch: null, arm: "train", page: 0, follow: true, other: null }); have.rollout = null; $("follow").checked = true; refresh(); });
+  $("runs").addEventListener("change", (event) => { Object.assign(look, { run: Number(event.target.value), update: null, env: null, epoch: null, arm: "train", page: 0, follow: true, other: null }); have.rollout = null; $("follow").checked = true; forget(); refresh(); });
   $("other").addEventListener("change", (event) => { look.other = Number(event.target.value); refreshComparison().catch(complain); });
-  $("arm").addEventListener("change", (event) => { look.arm = event.target.value; look.env = null; refreshRollout().catch(complain); });
+  $("arm").addEventListener("change", (event) => { Object.assign(look, { arm: event.target.value, env: null, page: 0 }); refreshRollout().catch(complain); });
   $("older").addEventListener("click", () => turnUpdate(-1));
   $("newer").addEventListener("click", () => turnUpdate(1));
   $("follow").addEventListener("change", (event) => follow(event.target.checked));
