@@ -20,7 +20,7 @@ from esper.errors import GrowthWarning
 from esper.growth.export import ExportError, LoadError, plain_model
 from esper.growth.folder import with_digests
 from esper.growth.graft import SEEDS
-from esper.growth.plain import grafted
+from esper.growth.plain import graft_from, grafted
 from esper.growth.seeds import DOCUMENT, WEIGHTS, seed_state
 
 
@@ -299,3 +299,25 @@ def test_the_strength_of_an_unfinished_seed_comes_with_its_weights(grown: nn.Mod
     state[key] = torch.tensor(list(text), dtype=torch.uint8)
     with pytest.raises(ValueError, match="alpha of a seed must lie between 0 and 1, not be 'x'"):
         fresh.load_state_dict(state)
+
+
+@pytest.mark.parametrize("how", ["folder", "seeds", "in_place"])
+def test_a_sequential_and_its_last_layer_that_both_grew_keep_their_seeds_apart(tmp_path: Path, how: str) -> None:
+    torch.manual_seed(0)
+    plantings = [(0, "norm", "linear", "FOSSILIZED"), (1, "norm", "linear", "FOSSILIZED")]
+    model = plain_model(grow(Net(), X, plantings, slots=["body.2", "body"])).eval()
+    for number, (_, seed) in enumerate(grafted(model)):
+        torch.nn.init.constant_(next(seed.parameters()), 2.0 + number)
+    if how == "folder":
+        esper.growth.export.save(model, tmp_path, X)
+        again = esper.load(tmp_path, host=Net())
+    else:
+        again = Net().eval()
+        again.load_state_dict(model.state_dict(), strict=False)
+        if how == "seeds":
+            esper.load_seeds(again, esper.save_seeds(model, tmp_path))
+        else:
+            graft_from(model, again)
+    assert torch.equal(again(X), model(X))
+    for name, value in model.state_dict().items():
+        assert torch.equal(value, again.state_dict()[name]), name

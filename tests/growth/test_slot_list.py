@@ -414,3 +414,10 @@ def test_the_model_is_left_as_it_was() -> None:
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
     assert all(module.training for module in model.modules())
     assert not any(module._forward_hooks for module in model.modules())
+
+
+def test_one_slot_of_the_list_may_be_passed_by_itself() -> None:
+    model = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 3))
+    example = torch.randn(2, 2)
+    found = esper.slots(model, example)
+    assert [slot.path for slot in esper.attach(model, found[1], example).slots] == ["1"]

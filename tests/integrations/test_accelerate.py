@@ -116,3 +116,18 @@ def test_what_is_refused(tmp_path: Path) -> None:
             _check(fake)
     with pytest.raises(RefusedError, match="cannot use fp16"):
         _check(SimpleNamespace(num_processes=1, distributed_type=DistributedType.NO, mixed_precision="fp16"))
+
+
+def test_a_state_that_is_saved_after_finish_has_the_seeds_of_the_model(tmp_path: Path) -> None:
+    setup = prepared()
+    growth = grow(setup)
+    setup[0].save_state(str(tmp_path))  # while it grows; the same folder is used again below
+    grown = growth.finish(in_place=True)
+    assert len(grafted(grown.model)) == 1
+    setup[0].save_state(str(tmp_path))
+    assert not (tmp_path / "growth.pt").exists()
+    host = prepared()[1]
+    host.load_state_dict(grown.model.state_dict(), strict=False)
+    again = esper.load_seeds(host, tmp_path).eval()
+    assert torch.equal(again(X), grown.model.eval()(X))
+    setup[0].load_state(str(tmp_path))

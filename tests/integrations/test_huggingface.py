@@ -301,3 +301,10 @@ def test_a_loss_that_is_not_the_models_is_refused(tmp_path: Path) -> None:
     )  # fmt: skip
     with pytest.raises(RefusedError, match="minimised something else than the model's own loss"):
         other.train()
+
+
+def test_an_average_of_none_is_none(tmp_path: Path) -> None:
+    grows = callback(bag, average=None)
+    trainer(tmp_path, grows, make=bag).train()
+    assert grows.averaged is None
+    assert grows.grown is not None

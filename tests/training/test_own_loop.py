@@ -347,3 +347,16 @@ def test_the_example_grows(capsys: pytest.CaptureFixture[str]) -> None:
     assert len((ROOT / "examples/own_loop.py").read_text().splitlines()) < 80
     names = runpy.run_path(str(ROOT / "examples/own_loop.py"))
     assert names["main"]().validation.accuracy > 85.0
+
+
+def test_a_part_that_its_owner_froze_in_evaluation_mode_stays_so() -> None:
+    """Measuring and the beginning of an epoch would else let the running averages of a frozen BatchNorm move."""
+    model = net(nn.BatchNorm1d(6))
+    model[2].eval()
+    before = model[2].running_mean.clone()
+    growth = growth_of(model)
+    run_epoch(growth, EPOCHS)
+    assert model.training
+    assert not model[2].training
+    assert torch.equal(model[2].running_mean, before)
+    assert len(growth.finish().history.seeds()) > 0

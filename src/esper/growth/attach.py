@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import difflib
 import fnmatch
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import astuple, dataclass, replace
 from typing import Any
 
@@ -27,7 +27,7 @@ from esper.lifecycle import Rules
 
 __all__ = ["AttachError", "SlotChoice", "attach", "check_model", "inspect", "survey"]
 
-SlotChoice = str | Sequence[str | Place]
+SlotChoice = str | Place | Sequence[str | Place]
 """Module paths, patterns, or slots that `esper.slots` lists; or "auto"."""
 
 
@@ -98,7 +98,8 @@ def survey(
 def _named(slots: SlotChoice) -> list[str]:
     if isinstance(slots, str):
         raise AttachError(f"slots must be a list of module paths, such as [{slots!r}], or {AUTO!r}")
-    return [slot if isinstance(slot, str) else slot.path for slot in slots]
+    several = slots if isinstance(slots, Iterable) else [slots]  # one of those that `esper.slots` lists
+    return [slot if isinstance(slot, str) else slot.path for slot in several]
 
 
 def check_model(model: nn.Module) -> None:

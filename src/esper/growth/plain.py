@@ -164,18 +164,24 @@ def _named_tensors(output: Any) -> dict[str, Tensor]:
 
 
 def grafts_of(model: nn.Module) -> list[tuple[Graft, nn.Module]]:
-    """What grew in a plain model, with its module, in the order of the model's modules, and of their hooks."""
+    """What grew in a plain model, with its module, in the order of `grafted`."""
     return [(Graft(**{**m.grown, "path": path, "alpha": m.alpha}), m.seed) for path, m in grafted(model) if m.grown]
 
 
 def grafted(model: nn.Module) -> list[tuple[str, Grafted]]:
-    """The seeds of a plain model, each with the path of the module at whose output it acts."""
-    return [
-        (path, hook.__self__)
+    """The seeds of a plain model, each with the path of the module at whose output it acts.
+
+    In the order in which they are registered: grafted in this order, they have the same keys in another host. (An
+    nn.Sequential and its last layer, say, have one list of seeds, and the layer's may be the first.)
+    """
+    acting = {
+        hook.__self__: path
         for path, module in model.named_modules()
         for hook in module._forward_hooks.values()
         if isinstance(getattr(hook, "__self__", None), Grafted)
-    ]
+    }
+    registered = [one for one in model.modules() if isinstance(one, Grafted) and one in acting]
+    return [(acting[one], one) for one in dict.fromkeys([*registered, *acting])]
 
 
 def graft_from(grown: nn.Module, host: nn.Module) -> None:

@@ -27,6 +27,7 @@ from esper.errors import RefusedError
 from esper.growth.plain import plain_model
 from esper.growth.seeds import save_seeds
 from esper.training.own.growth import Growth as OwnGrowth
+from esper.training.own.run import Grown
 
 __all__ = ["Growth"]
 
@@ -48,6 +49,7 @@ class Growth(OwnGrowth):
     ) -> None:
         _check(accelerator)
         self.accelerator = accelerator
+        self._finished = False
         super().__init__(
             accelerator.unwrap_model(model),
             getattr(optimizer, "optimizer", optimizer),
@@ -69,12 +71,24 @@ class Growth(OwnGrowth):
         if self.accelerator.sync_gradients:
             super().step()
 
+    def finish(self, *, in_place: bool = False) -> Grown:
+        """As `esper.Growth.finish`. What `save_state` writes from now on has the plain model, and no growth."""
+        grown = super().finish(in_place=in_place)
+        self._finished = True
+        return grown
+
     def _save(self, models: Any, weights: Any, folder: str) -> None:
+        if self._finished:
+            (Path(folder) / STATE).unlink(missing_ok=True)  # of an epoch before, in a folder that is used again
+            save_seeds(self.model, folder)
+            return
         self.save_state(Path(folder) / STATE)
         save_seeds(plain_model(self.learner.model, share=True), folder)
 
     def _load(self, models: Any, folder: str) -> None:
         """Seeds and their groups first: Accelerate then loads its optimizer into them."""
+        if self._finished:
+            return
         if not self.load_state(Path(folder) / STATE):
             raise RefusedError(f"there is no {Path(folder) / STATE}: this is no checkpoint of a model that grew")
 

@@ -22,6 +22,7 @@ except ImportError as error:
     raise ImportError('transformers is not installed: pip install "esper[huggingface]"') from error
 
 from esper.errors import RefusedError
+from esper.growth.attach import SlotChoice
 from esper.growth.plain import plain_model
 from esper.growth.seeds import save_seeds
 from esper.training.own.checkpoint import read_state, write_state
@@ -47,7 +48,7 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]
     """After the training, the same with averaged weights, if `average=` was given."""
 
     def __init__(
-        self, slots: Sequence[str], validate: Data, *, resume_from: str | Path | None = None, **settings: Any
+        self, slots: SlotChoice, validate: Data, *, resume_from: str | Path | None = None, **settings: Any
     ) -> None:
         """`resume_from` is the checkpoint folder that the Trainer goes on from, where it does not lie in `output_dir`.
         The rest is as in `esper.Growth`."""
@@ -138,7 +139,7 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]
         assert self._hook is not None
         self._hook.remove()
         self.grown = self._growth.finish(in_place=True)
-        self.averaged = self._growth.averaged if "average" in self._settings else None
+        self.averaged = None if self._settings.get("average") is None else self._growth.averaged
         self.growth = None
 
     # -- checkpoints ------------------------------------------------------------------------------------------------

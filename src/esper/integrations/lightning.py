@@ -23,6 +23,7 @@ except ImportError as error:
     raise ImportError('Lightning is not installed: pip install "esper[lightning]"') from error
 
 from esper.errors import RefusedError
+from esper.growth.attach import SlotChoice
 from esper.growth.graft import SEEDS
 from esper.growth.plain import plain_model
 from esper.growth.seeds import IN_CHECKPOINT, seed_state
@@ -47,7 +48,7 @@ class GrowthCallback(Callback):  # type: ignore[misc]
     averaged: nn.Module | None = None
     """After the fit, the same with averaged weights, if `average=` was given."""
 
-    def __init__(self, slots: Sequence[str], validate: Data, *, model: str = "", **settings: Any) -> None:
+    def __init__(self, slots: SlotChoice, validate: Data, *, model: str = "", **settings: Any) -> None:
         """`model` is the path of the network within the LightningModule, such as "net"; "" is the whole module, whose
         `forward` then makes the predictions. The rest is as in `esper.Growth`."""
         self.growth: Growth | None = None
@@ -126,7 +127,7 @@ class GrowthCallback(Callback):  # type: ignore[misc]
         if self._growth.updates_made:  # max_steps ended the fit within an epoch
             self._growth.end_epoch()
         self.grown = self._growth.finish(in_place=True)
-        self.averaged = self._growth.averaged if "average" in self._settings else None
+        self.averaged = None if self._settings.get("average") is None else self._growth.averaged
         self.growth = None
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:

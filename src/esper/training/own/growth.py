@@ -6,8 +6,8 @@ and decides. What would leave a seed untrained is an error, never silence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -193,16 +193,22 @@ class Growth(Stepper):
             scaler.update()
             self._stepped = True  # the scaler may have left the update out
 
+    def start(self) -> None:
+        with _modes_kept(self.model):
+            super().start()
+
     def begin_epoch(self) -> Effect:
         self._check_schedulers()
         if self._average is not None and self.between_epochs:
             self._average.keep()
-        return super().begin_epoch()
+        with _modes_kept(self.model):
+            return super().begin_epoch()
 
     def end_epoch(self) -> EpochRecord:
         """Measure, undo a broken epoch, let seeds move on. The record says what was done in this epoch, and why."""
         updates = self._updates.made
-        record = super().end_epoch()
+        with _modes_kept(self.model):
+            record = super().end_epoch()
         self.learner.optimizer.warmup_updates = updates  # a seed warms up over one epoch
         if self._average is not None and record.verdict is not None:
             self._average.undo()
@@ -292,6 +298,15 @@ def _same_mode(seeds: nn.Module, training: bool) -> None:
     for seed in seeds.children():
         if seed.training != training:
             seed.train(training)
+
+
+@contextmanager
+def _modes_kept(host: nn.Module) -> Iterator[None]:
+    """Parts of a host in training that its owner has put into evaluation mode (a frozen body, say) stay in it."""
+    modes = {module: module.training for module in host.modules()} if host.training else {}
+    yield
+    for module, training in modes.items():
+        module.training = training
 
 
 def _check_one_process() -> None:

@@ -108,7 +108,7 @@ def worth(history: History, story: SeedStory) -> Contrast | None:
     """
     slot = history.slots.index(story.slot)
     best: tuple[float, Contrast] | None = None
-    for record in history.records[story.born : story.ended + 1]:
+    for record in history.told[story.born : story.ended + 1]:
         found = record.measured.contributions.get(slot) or record.measured.shadow_benefits.get(slot)
         if found is not None and (best is None or record.alphas[slot] >= best[0]):
             best = (record.alphas[slot], found)
