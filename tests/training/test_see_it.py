@@ -300,6 +300,19 @@ def test_the_best_epoch_with_seeds_is_a_network_that_was_measured() -> None:
         assert found.flops == flops_per_example(found.model, found.example)
 
 
+def test_a_seed_of_the_best_epoch_that_the_end_removes_is_named() -> None:
+    rules = Rules(
+        training_epochs=1, blending_epochs=1, gradient_activity=0.0, shadow_benefit=-100.0, contribution=1000.0
+    )
+    settings: dict[str, Any] = {"optimizer": lambda parameters: torch.optim.AdamW(parameters, lr=0.02), "epochs": 14}
+    settings |= {"scheduler": _unlearning, "updates_per_epoch": 8, "controller": "schedule", "slots": ["1"]}
+    found = grow(keep_best=True, rules=rules, **settings)
+    assert found.history.kept is not None
+    assert found.history.told[-1].alphas == (1.0,)
+    assert [story.fate for story in found.history.seeds()] == [Stage.PRUNED]
+    assert "unfinished seeds acted (1)" in found.remarks[-1]
+
+
 def test_an_epoch_after_which_a_seed_has_another_strength_is_no_candidate() -> None:
     lifecycle = SimpleNamespace(alphas=[0.0], stages=[Stage.DORMANT])
     stepper: Any = SimpleNamespace(learner=SimpleNamespace(model=SimpleNamespace(lifecycle=lifecycle)))

@@ -270,8 +270,15 @@ def finish_growth(
 ) -> Grown:
     """Decide about unfinished seeds, export, and look whether the export gives what was measured."""
     grown = learners[0]
-    settled = settle(grown, before.rent)
     model = grown.model
+    acted = {slot.path for slot in model.joined}
+    settled = settle(grown, before.rent)
+    lost = sorted(acted - {slot.path for slot in model.joined})
+    if trained.kept is not None and lost:
+        why_ended += (
+            f"In the network of that epoch unfinished seeds acted ({', '.join(lost)}), which the end of a run removes: "
+            "what came back is that network without them, and was measured anew.",
+        )
     values, problem = _seed_values(grown)
     exported = plain_model(model, share=True).eval()  # the growing model ends here, so its tensors can be shared
     host_flops, uncounted = _host_flops(model, exported, example)
