@@ -131,3 +131,9 @@ def test_the_command_ends_with_a_table(tmp_path: Path, capsys: pytest.CaptureFix
     assert (tmp_path / "out/comparison.json").exists()
     assert main(words) == 0  # nothing is left to train
     assert "updates" not in capsys.readouterr().out
+
+
+def test_a_log_that_a_killed_process_left_is_not_replayed_onto_another_store(tmp_path: Path) -> None:
+    (tmp_path / "run.sqlite-wal").write_bytes(b"changes of a store that is replaced")
+    sweep._write(tmp_path, {"run.sqlite": b"the store"})
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["run.sqlite"]

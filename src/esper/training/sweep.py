@@ -201,6 +201,8 @@ def read_files(folder: Path) -> dict[str, bytes]:
 
 def _write(folder: Path, files: Mapping[str, bytes]) -> None:
     """The store before the checkpoints: what it holds of updates without a checkpoint is removed when a run goes on."""
+    for leftover in (f"{STORE_NAME}-wal", f"{STORE_NAME}-shm"):  # of a killed process: SQLite would replay it
+        (folder / leftover).unlink(missing_ok=True)
     for name in sorted(files, key=lambda name: name.startswith("checkpoints/")):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         write_whole(folder / name, files[name])
