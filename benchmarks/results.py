@@ -47,6 +47,8 @@ from page_text import in_points, page_of, plain, share, table, with_interval
 ROOT = Path(__file__).resolve().parents[1]
 STORE, PAGE = ROOT / "docs/results.json", ROOT / "docs/results.md"
 SCHEDULE = ROOT / "docs/results/schedule.toml"
+TRAINING = ROOT / "docs/results/training.json"
+"""Metrics of the run that made `small`, update by update, from its store."""
 LEARNED, BEFORE = "small", "before"
 HARM = 0.5
 """Points of accuracy below no growth that count as harm."""
@@ -198,6 +200,7 @@ RIVALS = ("none", "schedule", "heuristic", BEFORE)
 def render(store: Mapping[str, Any], images: Path) -> str:
     main = {name: store[name] for name in (*MAIN, *NATURAL) if name in store}
     draw_leads(images / "results_leads.png", main)
+    draw_training(images / "results_training.png", json.loads(TRAINING.read_text("utf-8")))
     arms = [(label, arm) for part in store.values() for label, arm in part["arms"].items()]
     commands = sorted({arm["made"]["command"] for label, arm in arms if label != BEFORE})
     return page_of(
@@ -300,7 +303,25 @@ def origin() -> list[str]:
         "```sh",
         *known.commands,
         "```",
+        "",
+        "![Score and entropy of the training run by env-steps](images/results_training.png)",
+        "",
+        "Of rollouts, so with decisions that are drawn from the policy, on new training draws of `grammar` and `mixed` "
+        "at every rent: not comparable with the tables above. One seed.",
     ]
+
+
+def draw_training(path: Path, run: Mapping[str, Any]) -> None:
+    """The score of rollouts by env-steps, and the policy's entropy."""
+    with drawing(path, 1, 2, figsize=(8.6, 2.8)) as (_, axes):
+        thousands = [steps / 1000 for steps in run["env_steps"]]
+        for one, (name, label) in zip(
+            axes, (("score", "mean score of a rollout"), ("entropy", "entropy")), strict=True
+        ):
+            one.plot(thousands, run[name], color="#0072b2", marker="o", markersize=3)
+            one.set(xlabel="env-steps (thousands)", ylabel=label)
+            hide_spines(one)
+            one.grid(alpha=0.25)
 
 
 def draw_leads(path: Path, parts: Mapping[str, Mapping[str, Any]]) -> None:
