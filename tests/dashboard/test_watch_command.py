@@ -8,6 +8,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import urllib.error
 import urllib.request
 from pathlib import Path
@@ -45,6 +46,27 @@ def test_a_server_for_others_prints_its_token_once_and_ends_with_ctrl_c(tmp_path
     assert token not in said
     assert "Traceback" not in complained
     assert process.returncode == 130
+
+
+def test_the_page_of_a_command_that_is_killed_ends_with_it(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "r", updates=2)
+    words = f"""
+import os, signal, sys
+from pathlib import Path
+from rich.console import Console
+from esper.cli.watching import watching
+with watching(True, Path({str(run)!r}), Console()):
+    sys.stdout.flush()
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
+    killed = subprocess.run([sys.executable, "-c", words], capture_output=True, text=True, check=False, timeout=60)
+    port = int(killed.stdout.split()[3].rstrip("/").rpartition(":")[2])
+    for _ in range(100):
+        with socket.socket() as one:
+            if one.connect_ex(("127.0.0.1", port)):
+                return
+        time.sleep(0.1)
+    pytest.fail("the page is still there")
 
 
 def test_a_network_is_recorded_while_it_grows(tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch) -> None:

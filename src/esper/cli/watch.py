@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import socket
+import sys
+import threading
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -17,6 +21,8 @@ if TYPE_CHECKING:
 PORT = 8470
 """The first that is tried."""
 PORTS = 50
+ENDS_WITH_INPUT = "ESPER_WATCH_ENDS_WITH_INPUT"
+"""Variable of the environment by which `esper train --watch` and `esper grow --watch` start their page."""
 
 
 @dataclass(frozen=True)
@@ -52,8 +58,16 @@ class Watch:
             import webbrowser
 
             webbrowser.open(address)
+        if os.environ.get(ENDS_WITH_INPUT):
+            threading.Thread(target=_end_with_input, daemon=True).start()
         serve(sources, policy, listening)
         return 0
+
+
+def _end_with_input() -> None:
+    """A command that shows its own page holds the other end of the pipe: killed or not, the page ends with it."""
+    sys.stdin.buffer.read()
+    os.kill(os.getpid(), signal.SIGTERM)
 
 
 def server() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import subprocess
 import sys
@@ -11,7 +12,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from esper.cli.watch import server
+from esper.cli.watch import ENDS_WITH_INPUT, server
 
 
 def check_watchable(watch: bool) -> None:
@@ -31,7 +32,8 @@ def watching(watch: bool, folder: Path, console: Console, *, stay: bool = False)
         return
     polite = ["nice", "-n", "5"] if shutil.which("nice") else []
     words = [*polite, sys.executable, "-m", "esper", "watch", str(folder.absolute())]
-    with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as page:
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(words, text=True, env={**os.environ, ENDS_WITH_INPUT: "1"}, **pipes) as page:  # type: ignore[call-overload]
         assert page.stdout is not None
         assert page.stderr is not None
         said = page.stdout.readline().strip() or f"note: there is no page: {page.stderr.readline().strip()}"
