@@ -153,6 +153,7 @@ def test_the_keyboard_is_enough(opened: Page) -> None:
     page.keyboard.press("ArrowRight")
     page.wait_for_selector("#tile-2[aria-selected=true]")
     assert page.get_attribute("#tiles", "aria-activedescendant") == "tile-2"
+    sync_api.expect(page.locator("#episode-title")).to_contain_text("environment 2,")
     page.focus("#decisions")
     page.keyboard.press("ArrowUp")
     sync_api.expect(page.locator("#why-title")).to_have_text("Why, epoch 4")

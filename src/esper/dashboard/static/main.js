@@ -93,11 +93,12 @@ function busiest(rollout) {
 
 async function refreshEpisode(moved = true) {
   if (look.env === null) { fill($("now"), h("p", { class: "none" }, "No episode is recorded yet: the first update is under way.")); return; }
-  const mine = ++asked.episode;
+  const mine = ++asked.episode, before = look.epoch;
   const episode = await ask(`runs/${look.run}/episode?update=${look.update}&arm=${encodeURIComponent(look.arm)}&env=${look.env}`);
   if (mine !== asked.episode) return;
   have.episode = episode;
-  if (moved || look.epoch === null || look.epoch >= episode.epochs) look.epoch = Math.max(0, firstDecision(episode));
+  const chosen = look.epoch !== before;  // while the answer was under way
+  if ((moved && !chosen) || look.epoch === null || look.epoch >= episode.epochs) look.epoch = Math.max(0, firstDecision(episode));
   const result = episode.result;
   const growth = have.view?.kind === "growth";
   const title = growth ? `${episode.epochs} epochs` : `environment ${episode.env}, update ${episode.update}${episode.arm === "train" ? "" : `, ${episode.arm}`}${result ? `, problem ${result.draw}: score ${num(result.score)}, ${num(result.parameters, 0)} parameters (host ${num(result.host_parameters, 0)})` : ""}`;
