@@ -176,6 +176,35 @@ def test_a_run_in_which_something_grew_and_learnt_has_no_remarks() -> None:
     assert grown.remarks == ()
 
 
+# -- size --------------------------------------------------------------------------------------------------------------
+
+
+class PlantsAndRemoves:
+    """One mlp_small, which is removed in the tenth epoch."""
+
+    name = "mine"
+
+    def reset(self, seeds: Sequence[int]) -> None: ...
+
+    def decide(self, situations: Sequence[Situation]) -> list[Action]:
+        script = {0: Action(Op.GERMINATE, 0, "mlp_small", "linear"), 10: Action(Op.PRUNE, 0)}
+        return [script.get(situation.epoch, Action()) for situation in situations]
+
+
+@pytest.mark.parametrize(("rent", "dear"), [(5.0, True), (0.0, False)])
+def test_a_seed_that_helped_and_was_too_dear_is_remarked(rent: float, dear: bool) -> None:
+    grown = grow(signs(1024, 0), signs(512, 1), 16, controller=PlantsAndRemoves(), rent=rent, epochs=14)
+    (story,) = grown.history.seeds()
+    assert story.fate is Stage.PRUNED
+    gain = grown.history.records[9].measured.contributions[0].accuracy
+    assert gain > 10.0
+    due = 5.0 * (story.parameters or 0) / grown.history.host_parameters
+    expected = f"mlp_small at 0 was removed although it added {gain:.1f} points: it has {story.parameters:,} parameters"
+    found = [remark for remark in grown.remarks if remark.startswith(expected)]
+    assert len(found) == dear
+    assert all(f"at a rent of 5 so many must add {due:.1f}." in remark for remark in found)
+
+
 # -- chance ------------------------------------------------------------------------------------------------------------
 
 
@@ -188,8 +217,16 @@ def test_the_default_controller_on_a_linear_host_is_said_to_end_at_chance(width:
     )
     assert grown.remarks[-1].endswith(
         "Seeds that could be planted were not tried, such as mlp at 0 and mlp_small at 0: "
-        'try controller "heuristic" or more epochs.'
+        'try a rent of 0 (accuracy at any size), controller "heuristic" or more epochs.'
     )
+
+
+@pytest.mark.parametrize("width", [16, 64])
+def test_the_default_controller_separates_the_classes_where_size_is_free(width: int) -> None:
+    """With the rule of `agent/removals.py`; without it, the seed is removed after it was measured to help."""
+    grown = grow(signs(2000, 0), signs(1000, 1), width, rent=0.0)
+    assert grown.validation.accuracy > 90.0
+    assert grown.remarks == ()
 
 
 def test_loaders_are_counted_without_another_pass() -> None:

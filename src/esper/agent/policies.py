@@ -35,9 +35,10 @@ from esper.agent.checkpoints import (
 )
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.agent.reasons import with_reasons
+from esper.agent.removals import without_costly_removals
 from esper.agent.schema_1 import RENT
 from esper.env.observation import OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS
-from esper.env.situation import Situation, as_tensors
+from esper.env.situation import Situation, as_tensors, world_of
 from esper.env.spaces import ActionMasks, Observation
 from esper.env.world import World
 from esper.errors import first_line, shown
@@ -254,7 +255,8 @@ def _check_blueprints(path: Path, known: Any) -> None:
 
 
 class LearnedController:
-    """A frozen policy. It takes the most probable action, so an episode depends on nothing but its problem."""
+    """A frozen policy. It takes the most probable action, so an episode depends on nothing but its problem; seeds that
+    clearly earn their rent are not removed (`removals.py`)."""
 
     def __init__(
         self,
@@ -320,10 +322,11 @@ class LearnedController:
 
     def act(self, world: World, observation: Observation, masks: ActionMasks) -> Tensor:
         with torch.inference_mode():
-            return self._forward(observation, masks).policy.mode()
+            return self._forward(observation, without_costly_removals(masks, world)).policy.mode()
 
     def decide(self, situations: Sequence[Situation]) -> list[Action]:
-        out = self._forward(*as_tensors(situations))
+        observation, masks = as_tensors(situations)
+        out = self._forward(observation, without_costly_removals(masks, world_of(situations)[0]))
         returns = None if self.value_units is None else self.value_units.to_returns(out.value)
         return with_reasons(out.policy.mode(), out.policy, returns, situations)
 

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from esper.actions import BLENDS, Action, Op
 from esper.env.observation import decode_one
+from esper.env.rent import seed_rent
 from esper.env.situation import Situation, SlotView
 from esper.growth.blueprints import blueprint_names
 from esper.policy.distribution import FactoredPolicy
@@ -82,14 +83,15 @@ def _expectation(points: float | None) -> str:
 def _measured(op: int, slot: int, situation: Situation) -> str:
     """What was known about the seed that is kept or pruned; of the network, where one is planted."""
     if op != Op.GERMINATE:
-        return _worth(situation.slots[slot])
+        return _worth(situation.slots[slot], situation)
     if not situation.history:
         return ""
     return f"; accuracy {situation.history[-1].measured.accuracy:.1f} %"
 
 
-def _worth(slot: SlotView) -> str:
+def _worth(slot: SlotView, situation: Situation) -> str:
     for name, found in (("contribution", slot.contribution), ("shadow benefit", slot.shadow_benefit)):
         if found is not None:
-            return f"; {name} {found.accuracy:+.1f} ± {found.error:.1f}"
+            due = seed_rent(slot.parameters, situation.host_parameters, situation.rent)
+            return f"; {name} {found.accuracy:+.1f} ± {found.error:.1f} for a rent of {due:.1f}"
     return ""

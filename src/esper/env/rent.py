@@ -20,6 +20,11 @@ def rent(parameters: _Number, host_parameters: _Number, rate: _Number | float = 
     return rate * (parameters / host_parameters - 1.0)
 
 
+def seed_rent(parameters: _Number, host_parameters: _Number, rate: _Number | float) -> _Number:
+    """Points that a seed of so many parameters must earn; numbers or columns."""
+    return rate * parameters / host_parameters
+
+
 def score(
     accuracy: _Number, parameters: _Number, host_parameters: _Number, rate: _Number | float = RENT_RATE
 ) -> _Number:

@@ -1,4 +1,4 @@
-"""What a controller knows when it decides: readable records of networks between two epochs. Legality is part of them.
+"""What a controller reads when it decides: readable records of networks between two epochs. Legality is part of them.
 
 Rule-based controllers read them; the learned policy reads the same columns as tensors (`Situations.tensors`). All of it
 was measured; what was not is None.
@@ -14,7 +14,7 @@ from typing import Any, overload
 
 import torch
 
-from esper.actions import BLENDS, Action, Effect, Op
+from esper.actions import BLENDS, Action, Op
 from esper.engine.eager import EpochRecord
 from esper.engine.learner import Learner
 from esper.env.epoch_records import epoch_columns
@@ -84,15 +84,11 @@ class Situation:
     """Seeds that may still be planted at a time; None is no limit."""
     slots: tuple[SlotView, ...]
     rent: float = RENT_RATE
-    """Points that one more host-size of parameters must earn. Learned policies do not read it."""
+    """Points that one more host-size of parameters must earn."""
     tensors: tuple[Observation, ActionMasks] | None = field(default=None, compare=False, repr=False)
     """The same for a learned policy: one row."""
     source: tuple[World, int] | None = field(default=None, compare=False, repr=False)
     """The columns that this is a view of, and its row; for rules, valid until the world moves on."""
-
-    @property
-    def last_effect(self) -> Effect | None:
-        return self.history[-1].effect if self.history else None
 
     @property
     def remaining(self) -> int:

@@ -1,4 +1,4 @@
-"""Remarks about a run, one plain sentence each: why nothing grew, or that it ended at chance.
+"""Remarks about a run, one plain sentence each: why nothing grew, that it ended at chance, that size was too dear.
 
 Part of it is known before the first epoch (`outlook`), the rest at the end (`remarks`). Nothing here changes a run.
 """
@@ -18,19 +18,23 @@ from torch import Tensor
 
 from esper.actions import Op
 from esper.agent.policies import LearnedController
+from esper.agent.removals import CLEARLY
 from esper.engine.eager import EpochRecord
-from esper.env.rent import RENT_RATE
+from esper.env.rent import RENT_RATE, seed_rent
 from esper.errors import GrowthWarning
 from esper.growth.model import GrowingModel
+from esper.lifecycle import Contrast, Stage
 from esper.policy.controller import Controller, NoGrowth
 from esper.policy.heuristic import ROTATION, Heuristic
 from esper.tasks.feed import IGNORED, Batch
-from esper.training.own.history import History
+from esper.training.own.history import History, SeedStory
 from esper.training.own.objective import Constant
 
 PACKAGE = f"{Path(__file__).parents[2]}{os.sep}"
 SHOWN = 3
 """Slots or reasons that a sentence names at most."""
+WORTH_A_REMARK = 2.0
+"""Points of a removed seed: fewer are not worth a sentence."""
 LEAST_EXPLAINED = 1.0
 """Percent of the variance that a regression must explain beyond the mean to have learnt something."""
 
@@ -90,7 +94,7 @@ def outlook(
     wanted = not isinstance(controller, NoGrowth)
     why = _why_nothing_can_grow(model, epochs) if wanted else ""
     chosen = ", ".join(slot.path for slot in model.slots)
-    notes = (f"slots='auto' chose {chosen}; esper.slots(model, example) lists all that can be.",) if auto else ()
+    notes = (f"slots='auto' chose {chosen}; esper.slots(model, example) lists every possible slot.",) if auto else ()
     return Outlook(controller, epochs, rent, constant, ignored, affordable, why, notes)
 
 
@@ -171,7 +175,39 @@ def remarks(before: Outlook, history: History, accuracy: float, untrained: float
     untried = [pair for pair in before.affordable if pair not in planted]
     if untried and len(history.records) == before.epochs:  # a run that was stopped may not have got that far
         found.append(_ended_at_chance(before, accuracy, untrained, targets, untried))
+    found.append(_too_dear(history))
     return (*before.notes, *before.remarks, *(remark for remark in found if remark))
+
+
+def _too_dear(history: History) -> str:
+    """Of the removed seed that helped most: its price, where that is why it was removed. Empty if there is none."""
+    dear = []
+    for story in history.seeds():
+        gain = _last_measured(history, story)
+        if story.fate is Stage.PRUNED and gain is not None and story.parameters is not None:
+            due = seed_rent(story.parameters, history.host_parameters, history.rent)
+            if CLEARLY * gain.error < gain.accuracy < due and gain.accuracy >= WORTH_A_REMARK:
+                dear.append((gain.accuracy, due, story))
+    if not dear:
+        return ""
+    gained, due, story = max(dear, key=lambda found: found[0])
+    return (
+        f"{story.blueprint} at {story.slot} was removed although it added {gained:.1f} points: it has "
+        f"{_counted(story.parameters or 0, 'parameter')}, the host {history.host_parameters:,}, and at a rent of "
+        f"{history.rent:g} so many must add {due:.1f}. For accuracy at any size, set the rent to 0."
+    )
+
+
+def _last_measured(history: History, story: SeedStory) -> Contrast | None:
+    """What a seed was last measured to add before the controller removed it; None if it was not, or did not."""
+    slot, past = history.slots.index(story.slot), history.told[story.born : story.ended]
+    actions = [record.effect.action for record in past]
+    removed = [i for i, action in enumerate(actions) if (action.op, action.slot) == (Op.PRUNE, slot)]
+    for record in reversed(past[: removed[0]] if removed else ()):
+        for measured in (record.measured.contributions, record.measured.shadow_benefits):
+            if slot in measured:
+                return measured[slot]
+    return None
 
 
 def _why_nothing_was_grown(before: Outlook, records: Sequence[EpochRecord]) -> str:
@@ -204,6 +240,8 @@ def _ended_at_chance(
     likely = sorted(untried, key=lambda pair: ranks.get(pair[1], len(ranks)))  # stable: slots stay in their order
     seeds = " and ".join(f"{name} at {slot}" for slot, name in likely[:2])
     remedy = "more epochs" if isinstance(before.controller, Heuristic) else 'controller "heuristic" or more epochs'
+    if before.rent > 0.0 and is_learned(before.controller):
+        remedy = f"a rent of 0 (accuracy at any size), {remedy}"
     return (
         f"The run ended at chance: the validation metric is {accuracy:.1f} %, and {source} {level:.1f} %. "
         f"Seeds that could be planted were not tried, such as {seeds}: try {remedy}."
