@@ -34,6 +34,7 @@ from esper.growth.blueprints import (
     fitting,
     gate,
     get_blueprint,
+    parts,
     registry,
     sequence,
 )
@@ -504,18 +505,19 @@ def test_seed_refuses_an_unknown_blend() -> None:
 
 def sources() -> str:
     """All classes and functions of blueprints as text, without decorators, in the order of their definition."""
-    parts = ["from __future__ import annotations"]
-    for module in (conv, dense, sequence, gate):
+    texts = ["from __future__ import annotations"]
+    for module in (parts, conv, dense, sequence, gate):
         for node in ast.parse(inspect.getsource(module)).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 text = inspect.getsource(getattr(module, node.name))
                 lines = textwrap.dedent(text).splitlines()
-                parts.append("\n".join(lines[next(i for i, x in enumerate(lines) if x[:4] in ("clas", "def ")) :]))
-    return "\n\n".join(parts)
+                texts.append("\n".join(lines[next(i for i, x in enumerate(lines) if x[:4] in ("clas", "def ")) :]))
+    return "\n\n".join(texts)
 
 
 def test_classes_work_from_their_source_and_torch_alone() -> None:
     namespace: dict[str, object] = {"torch": torch, "nn": nn, "F": F, "math": math, "__name__": "exported"}
+    namespace |= {"ACTIVATIONS": parts.ACTIVATIONS, "NORMS": parts.NORMS}
     exec(compile(sources(), "model.py", "exec"), namespace)
     for name, layout in KINDS:
         seed, h = grown(name, layout, "gated"), SHAPES[layout].example(2)

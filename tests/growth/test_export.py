@@ -24,7 +24,8 @@ from esper.actions import BLENDS
 from esper.growth.attach import attach
 from esper.growth.blueprints import blueprint, fitting
 from esper.growth.blueprints.registry import _REGISTRY
-from esper.growth.export import ExportError, LoadError, flops_per_example, grafts_of, load, plain_model, save
+from esper.growth.costs import flops_per_example
+from esper.growth.export import ExportError, LoadError, grafts_of, load, plain_model, save
 from esper.growth.graft import SEEDS, fill
 from esper.growth.plain import grafted
 from esper.growth.standalone import NotPortableError, model_source

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 import esper
 from esper.growth.attach import AttachError, attach
 from esper.growth.auto_slots import MOST
-from esper.growth.export import flops_per_example
+from esper.growth.costs import flops_per_example
 from esper.growth.plain import plain_model
 from esper.growth.seed import Seed
 from esper.lifecycle import Stage
@@ -337,6 +337,17 @@ def test_costs_are_those_of_the_seed_that_is_built() -> None:
     (dense,) = esper.slots(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2)), ROWS)["0"]
     lora = next(cost for cost in dense.costs if cost.blueprint == "lora")
     assert lora.flops == 2 * lora.parameters  # two matrices without biases: a product and a sum per weight
+
+
+def test_a_growing_model_shows_what_its_seeds_cost() -> None:
+    growing = attach(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2)), ["0", "1"], ROWS)
+    growing.germinate(growing.slots[0], "lora", "gated", epoch=0)
+    first, second = esper.inspect(growing).rows
+    seed = growing.slots[0].seed
+    assert seed is not None
+    assert first.flops == flops_per_example(seed, torch.randn(2, 6)) == 2 * (72 + 6 * 4 + 4)
+    assert (second.flops, second.parameters) == (0, 0)
+    assert "200" in str(esper.inspect(growing)).splitlines()[2].split()
 
 
 # -- choosing and printing ----------------------------------------------------------------------------------------

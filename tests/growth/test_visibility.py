@@ -423,7 +423,7 @@ def test_the_user_has_the_last_word_and_inspect_shows_it() -> None:
     assert [slot.shape.visibility for slot in model.slots] == ["causal", "both", "causal"]
     model, _ = attached("bert", visibility="causal")
     assert {row.sees for row in inspect(model).rows} == {"causal"}
-    assert "sees" in str(inspect(model)).splitlines()[1]
+    assert "visibility" in str(inspect(model)).splitlines()[1]
     model, _ = attached("segmentation", visibility="causal")  # a map has no causal seeds but those of one position
     assert {slot.shape.visibility for slot in model.slots} == {"position"}
     with pytest.raises(AttachError, match="unknown visibility 'forwards': choose one of position, causal, both"):

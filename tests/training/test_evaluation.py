@@ -17,7 +17,8 @@ from esper.engine.eager import EagerEngine
 from esper.engine.prepare import task_learner
 from esper.env.rent import score
 from esper.growth.blueprints import SlotShape
-from esper.growth.export import flops_per_example, plain_model
+from esper.growth.costs import flops_per_example, seed_flops
+from esper.growth.export import plain_model
 from esper.lifecycle import Stage
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.policy.schedule import FixedSchedule, Planting
@@ -34,7 +35,7 @@ from esper.training.controls import (
     wider,
 )
 from esper.training.evaluation import Job, jobs_for, run_job, run_jobs
-from esper.training.results import EpisodeResult, KeptSeed, Results, seed_flops
+from esper.training.results import EpisodeResult, KeptSeed, Results
 from esper.training.workers import ProcessPool, WorkerError, _serve
 from small_worlds import force
 

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 import esper
 from esper.actions import Action, Op
 from esper.engine.eager import EpochRecord
-from esper.growth.export import flops_per_example
+from esper.growth.costs import flops_per_example
 from esper.lifecycle import Rules, Stage
 from esper.tables import quantity
 from esper.training.own.best import Best
@@ -58,7 +58,7 @@ def grown() -> Grown:
 def test_what_auto_chose_is_a_remark_and_no_warning(grown: Grown) -> None:
     """A warning would be an error in this suite."""
     assert grown.history.slots == ("1", "3")
-    assert grown.remarks[0] == "slots='auto' chose 1, 3; esper.slots(model, example) lists all that can be."
+    assert grown.remarks[0] == "slots='auto' chose 1, 3; esper.slots(model, example) lists every possible slot."
 
 
 def test_auto_is_the_default_of_grow_and_of_an_own_loop() -> None:

@@ -18,12 +18,15 @@ from torch import nn
 
 from esper.growth.auto_slots import AUTO, auto_slots
 from esper.growth.blueprints import blueprint_names
+from esper.growth.costs import seed_flops
 from esper.growth.model import GrowingModel, Survey, planted_modules
 from esper.growth.places import Place, module_names, slot_shape
 from esper.growth.probe import AttachError, probe
 from esper.growth.replay import find_taps
+from esper.growth.style import find_styles
 from esper.growth.visibility import find_visibility
 from esper.lifecycle import Rules
+from esper.tables import quantity
 
 __all__ = ["AttachError", "SlotChoice", "attach", "check_model", "inspect", "survey"]
 
@@ -51,14 +54,16 @@ def attach(
     `example` is a batch for the model's forward: a tensor, a tuple of arguments, or a dict of keyword arguments.
     `layouts` says what a slot's axes mean, by path or pattern: dense, conv1d, sequence, conv2d or channels_last.
     `visibility` says what a seed may read: "both" sides, "causal" (nothing later) or "position" (itself alone), for all
-    slots or by path or pattern. What is not said is found by looking at the model.
+    slots or by path or pattern. What is not said is found by looking at the model, and so is the style of its seeds.
     """
     for name in blueprints or ():
         if name not in blueprint_names():
             raise AttachError(f"unknown blueprint {name!r}: choose some of {', '.join(blueprint_names())}")
+    found = survey(model, slots, example, layouts, visibility)
+    styles = find_styles(model, example, dict(found.slots))
     return GrowingModel(
         model,
-        survey(model, slots, example, layouts, visibility),
+        replace(found, slots=tuple((path, replace(shape, style=styles[path])) for path, shape in found.slots)),
         rules=rules,
         blueprints=blueprints,
         budget=budget,
@@ -174,6 +179,8 @@ class SlotRow:
     seed: str
     alpha: float
     parameters: int
+    flops: int
+    """Of one example's forward pass."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,8 +193,10 @@ class Inspection:
     rows: tuple[SlotRow, ...]
 
     def __str__(self) -> str:
-        header = ("slot", "shape", "sees", "stage", "seed", "alpha", "parameters")
-        cells = [(*astuple(row)[:-2], f"{row.alpha:.2f}", f"{row.parameters:,}") for row in self.rows]
+        header = ("slot", "shape", "visibility", "stage", "seed", "alpha", "parameters", "FLOPs")
+        cells = [
+            (*astuple(row)[:-3], f"{row.alpha:.2f}", f"{row.parameters:,}", quantity(row.flops)) for row in self.rows
+        ]
         widths = [max(len(row[i]) for row in (header, *cells)) for i in range(len(header))]
         lines = [
             "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in (header, *cells)
@@ -197,7 +206,7 @@ class Inspection:
 
 
 def inspect(model: GrowingModel) -> Inspection:
-    """Slots, stages and parameters of a growing model, as a table that prints."""
+    """Slots, stages, parameters and FLOPs of a growing model, as a table that prints."""
     if not isinstance(model, GrowingModel):
         raise TypeError(f"inspect shows a GrowingModel; make one of your {type(model).__name__} with esper.attach")
     return Inspection(
@@ -213,6 +222,7 @@ def inspect(model: GrowingModel) -> Inspection:
                 seed="–" if slot.seed is None else f"{slot.seed.blueprint} ({slot.seed.blend})",
                 alpha=slot.life.alpha,
                 parameters=sum(parameter.numel() for parameter in model.seed_parameters(slot)),
+                flops=0 if slot.seed is None else seed_flops(slot.seed.blueprint, slot.seed.shape, slot.seed.blend),
             )
             for slot in model.slots
         ),

@@ -14,11 +14,10 @@ from typing import Any
 import torch
 from safetensors.torch import save as serialize
 from torch import Tensor, nn
-from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._pytree import tree_map_only
-from torch.utils.flop_counter import FlopCounterMode
 
 from esper.files import write_whole
+from esper.growth.costs import flops_per_example
 from esper.growth.folder import ARCHITECTURE, FORMAT, FORMAT_VERSION, Sizes, with_digests
 from esper.growth.graft import is_record
 from esper.growth.model import GrowingModel, planted_modules
@@ -28,7 +27,7 @@ from esper.growth.program import Program, trace
 from esper.growth.saved import LoadError, assemble, load
 from esper.growth.standalone import NotPortableError, find_host, model_source
 
-__all__ = ["ExportError", "LoadError", "Saved", "flops_per_example", "grafts_of", "load", "plain_model", "save"]
+__all__ = ["ExportError", "LoadError", "Saved", "grafts_of", "load", "plain_model", "save"]
 
 TOLERANCE = 1e-5
 """Largest difference of outputs, relative to values above 1, that a saved model may have."""
@@ -42,20 +41,6 @@ class Saved:
     files: tuple[str, ...]
     warnings: tuple[str, ...]
     """One line for each thing that is not as one would wish: a file that is missing, a batch size that is fixed."""
-
-
-def flops_per_example(model: nn.Module, example: Any) -> int:
-    """Floating-point operations of one example's forward pass: matrix products, convolutions and attention."""
-    # The counter has no entry for fused attention, which would count as nothing; it has entries for its parts.
-    counter = FlopCounterMode(display=False)
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with untouched(model), sdpa_kernel(SDPBackend.MATH), counter:
-            call(model, with_batch(example, 2))
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
-    return int(counter.get_total_flops()) // 2
 
 
 # -- to files -----------------------------------------------------------------------------------------------------

@@ -7,20 +7,18 @@ import re
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
 from typing import Any, overload
 
-import torch
 from torch import nn
 
 from esper.growth.attach import check_model
 from esper.growth.auto_slots import AUTO, pick
 from esper.growth.blueprints import SlotShape, fitting
-from esper.growth.export import flops_per_example
+from esper.growth.costs import flops_per_example, seed_flops
 from esper.growth.places import find_places
 from esper.growth.probe import AttachError, probe
-from esper.growth.seed import Seed, parameter_count
-from esper.growth.slot import preserved_rng
+from esper.growth.seed import parameter_count
+from esper.growth.style import find_styles
 from esper.growth.visibility import visible_slots
 from esper.tables import Report, Rows, quantity
 
@@ -46,7 +44,7 @@ class FoundSlot:
     module: str
     """The class of the module whose output this is."""
     shape: SlotShape
-    """Layout, channels, sizes, and what a seed may read (`visibility`)."""
+    """Layout, channels, sizes, what a seed may read (`visibility`), and the host's `style` that it follows."""
     auto: bool
     """Whether `slots="auto"` chooses it."""
 
@@ -109,8 +107,8 @@ class SlotList(Sequence[FoundSlot]):
             f"{self.model}: {self.parameters:,} parameters, {quantity(self.flops)} FLOPs per example; "
             f"{len(self.slots)} slot{'s' * (len(self.slots) != 1)}"
         )
-        note = f"● are those of slots={AUTO!r}; {len(self.refused)} other modules are none (`.refused` says why)"
-        headings = ("", "slot", "module", "shape", "sees")
+        note = f"● chosen by slots={AUTO!r}; {len(self.refused)} other modules cannot be slots (reasons: `.refused`)"
+        headings = ("", "slot", "module", "shape", "visibility", "style")
         rows = tuple(_row(name, group) for name, group in _groups(self.slots, self.refused))
         return Report((Rows(title, headings, rows, ("slot", "shape"), note), *self._costs()))
 
@@ -146,11 +144,12 @@ def slots(
     hidden = {outer if inner in chosen else inner: inner for inner, outer in places.outer.items()}
     shapes = {path: shape for path, shape in places.shapes.items() if fitting(shape) and path not in hidden}
     may_read, refused = visible_slots(model, example, shapes, seen, visibility) if shapes else ({}, {})
+    styles = find_styles(model, example, shapes)
     found = [
         FoundSlot(
             path=path,
             module=type(model.get_submodule(path)).__name__,
-            shape=replace(shapes[path], visibility=may_read[path]),
+            shape=replace(shapes[path], visibility=may_read[path], style=styles[path]),
             auto=path in chosen,
         )
         for path in shapes
@@ -175,20 +174,6 @@ def seed_costs(shape: SlotShape) -> tuple[SeedCost, ...]:
     return tuple(
         SeedCost(one.name, parameter_count(one.name, shape), seed_flops(one.name, shape)) for one in fitting(shape)
     )
-
-
-@cache
-def seed_flops(blueprint: str, shape: SlotShape, blend: str = "linear") -> int:
-    """FLOPs of one example's pass through such a seed."""
-
-    def on(device: str) -> int:
-        with preserved_rng(torch.device("cpu")), torch.device(device):
-            return flops_per_example(Seed(blueprint, shape, blend), shape.example(2))
-
-    try:
-        return on("meta")  # takes no memory and no time
-    except Exception:  # a blueprint of a user's may look at values; the number is the same
-        return on("cpu")
 
 
 # -- what people see ----------------------------------------------------------------------------------------------
@@ -216,11 +201,14 @@ def _row(name: str, group: Sequence[FoundSlot]) -> tuple[str, ...]:
     first = group[0]
     count = f" (×{len(group)})" if len(group) > 1 else ""
     sees = "–" if first.shape.layout == "dense" else first.shape.visibility
-    return ("●" if first.auto else "", name + count, first.module, str(first.shape), sees)
+    style = str(first.shape.style) or "–"
+    return ("●" if first.auto else "", name + count, first.module, str(first.shape), sees, style)
 
 
 def _kind(shape: SlotShape) -> str:
-    return str(shape) + ("" if shape.visibility == "both" else f", {shape.visibility}")
+    """What costs depend on: of the styles, an RMSNorm has fewer parameters than other norms."""
+    seen = "" if shape.visibility == "both" else f", {shape.visibility}"
+    return str(shape) + seen + (", RMSNorm" if shape.style.norm == "RMSNorm" else "")
 
 
 def _cost(cost: SeedCost | None) -> str:

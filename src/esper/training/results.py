@@ -18,9 +18,8 @@ from esper.engine.measure import Evaluation
 from esper.engine.stacked.engine import StackedEngine
 from esper.env.rent import score
 from esper.growth.blueprints import SlotShape, blueprint_names
-from esper.growth.export import flops_per_example
+from esper.growth.costs import flops_per_example, seed_flops
 from esper.growth.slot import preserved_rng
-from esper.growth.slot_list import seed_flops
 from esper.lifecycle import IN_FORWARD, Stage
 from esper.rollout.episodes import Episodes
 from esper.rollout.render import reports_of

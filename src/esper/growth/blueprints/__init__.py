@@ -1,7 +1,7 @@
 """The built-in blueprints and their registry. Importing a module registers its blueprints; their ids are in the
 registry's table (`BUILT_IN`), so the order of the imports does not matter."""
 
-from esper.growth.blueprints import conv, dense, sequence
+from esper.growth.blueprints import conv, dense, parts, sequence
 from esper.growth.blueprints.gate import ChannelsLast, Gated, enclosed
 from esper.growth.blueprints.registry import (
     LAYOUTS,
@@ -9,6 +9,7 @@ from esper.growth.blueprints.registry import (
     Blueprint,
     Layout,
     SlotShape,
+    Style,
     Visibility,
     blueprint,
     blueprint_names,
@@ -24,6 +25,7 @@ __all__ = [
     "Gated",
     "Layout",
     "SlotShape",
+    "Style",
     "Visibility",
     "blueprint",
     "blueprint_names",
@@ -32,5 +34,6 @@ __all__ = [
     "enclosed",
     "fitting",
     "get_blueprint",
+    "parts",
     "sequence",
 ]

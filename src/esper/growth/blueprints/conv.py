@@ -1,7 +1,7 @@
 """Seeds for feature maps: conv1d [batch, channels, length] and conv2d [batch, channels, height, width].
 
-One class serves both layouts. Every norm is a GroupNorm of one group, that is, over a whole example: no seed depends on
-what else is in the batch, so a batch of one trains, and shadow passes have no running statistics to disturb.
+One class serves both layouts. Every norm is a GroupNorm of one group, that is, over a whole example, unless the host
+around the slot has another (see `parts.py`): no seed depends on what else is in the batch where its host does not.
 
 With `causal`, no position of a series reads a later one: convolutions are padded on the left alone, and norms and
 averages, which would carry the future into every position, are taken per position or over the past.
@@ -10,25 +10,15 @@ averages, which would carry the future into every position, are taken per positi
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from esper.growth.blueprints.parts import activation_for, norm_for
 from esper.growth.blueprints.registry import blueprint
 from esper.growth.blueprints.sequence import rotated
-
-
-class ChannelNorm(nn.Module):
-    """Normalises over the channels of each position by itself."""
-
-    def __init__(self, channels: int) -> None:
-        super().__init__()
-        self.norm = nn.LayerNorm(channels)
-
-    def forward(self, h: torch.Tensor) -> torch.Tensor:
-        normed: torch.Tensor = self.norm(h.movedim(1, -1))
-        return normed.movedim(-1, 1)
 
 
 class CausalConv1d(nn.Conv1d):
@@ -36,10 +26,6 @@ class CausalConv1d(nn.Conv1d):
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         return super().forward(F.pad(x, (self.kernel_size[0] - 1, 0)))
-
-
-def norm_for(channels: int, causal: bool) -> nn.Module:
-    return ChannelNorm(channels) if causal else nn.GroupNorm(1, channels)
 
 
 @blueprint("norm", "conv1d", "conv2d")
@@ -50,7 +36,7 @@ class ConvNorm(nn.Module):
     # from the second step. The plainer h + norm(h) with a zero scale could never take the example's own scale away.
     def __init__(self, channels: int, layout: str, causal: bool = False) -> None:
         super().__init__()
-        self.norm = norm_for(channels, causal)
+        self.norm = norm_for(channels, layout, causal)  # in every style its own: it is what this seed adds
         self.mix = nn.Parameter(torch.zeros(channels, *[1] * {"conv1d": 1, "conv2d": 2}[layout]))
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
@@ -119,12 +105,12 @@ class ConvResidual(nn.Module):
 class Depthwise(ConvResidual):
     """One small filter per channel, then a 1×1 mix: a cheap look at neighbours."""
 
-    def __init__(self, channels: int, layout: str, causal: bool = False) -> None:
+    def __init__(self, channels: int, layout: str, causal: bool = False, style: dict[str, Any] | None = None) -> None:
         width = self.WIDTH[layout]
         super().__init__(
             self.conv(layout, channels, channels, width, groups=channels, bias=False, causal=causal),
-            norm_for(channels, causal),
-            nn.ReLU(),
+            norm_for(channels, layout, causal, style),
+            activation_for("ReLU", style),
             self.conv(layout, channels, channels),
         )
 
@@ -133,11 +119,11 @@ class Depthwise(ConvResidual):
 class Pointwise(ConvResidual):
     """Two 1×1 convolutions, twice as wide inside: relates channels, not neighbours."""
 
-    def __init__(self, channels: int, layout: str, causal: bool = False) -> None:
+    def __init__(self, channels: int, layout: str, causal: bool = False, style: dict[str, Any] | None = None) -> None:
         super().__init__(
             self.conv(layout, channels, 2 * channels, bias=False),
-            norm_for(2 * channels, causal),
-            nn.ReLU(),
+            norm_for(2 * channels, layout, causal, style),
+            activation_for("ReLU", style),
             self.conv(layout, 2 * channels, channels),
         )
 
@@ -147,12 +133,14 @@ class Pointwise(ConvResidual):
 class ConvPair(ConvResidual):
     """Two full convolutions with a norm between them."""
 
-    def __init__(self, channels: int, layout: str, expansion: int, causal: bool = False) -> None:
+    def __init__(
+        self, channels: int, layout: str, expansion: int, causal: bool = False, style: dict[str, Any] | None = None
+    ) -> None:
         width, hidden = self.WIDTH[layout], expansion * channels
         super().__init__(
             self.conv(layout, channels, hidden, width, bias=False, causal=causal),
-            norm_for(hidden, causal),
-            nn.ReLU(),
+            norm_for(hidden, layout, causal, style),
+            activation_for("ReLU", style),
             self.conv(layout, hidden, channels, width, causal=causal),
         )
 
@@ -161,15 +149,15 @@ class ConvPair(ConvResidual):
 class Bottleneck(ConvResidual):
     """Squeezes to a quarter of the channels, convolves there, and widens again."""
 
-    def __init__(self, channels: int, layout: str, causal: bool = False) -> None:
+    def __init__(self, channels: int, layout: str, causal: bool = False, style: dict[str, Any] | None = None) -> None:
         hidden = min(channels, max(4, channels // 4))
         super().__init__(
             self.conv(layout, channels, hidden, bias=False),
-            norm_for(hidden, causal),
-            nn.ReLU(),
+            norm_for(hidden, layout, causal, style),
+            activation_for("ReLU", style),
             self.conv(layout, hidden, hidden, self.WIDTH[layout], bias=False, causal=causal),
-            norm_for(hidden, causal),
-            nn.ReLU(),
+            norm_for(hidden, layout, causal, style),
+            activation_for("ReLU", style),
             self.conv(layout, hidden, channels),
         )
 
@@ -184,12 +172,12 @@ class ConvAttention(nn.Module):
     WAVES = 4  # per axis, a sine and a cosine each
     MOST_KEYS = 1024  # a larger map is looked at through its local averages, so that the cost stays linear in its size
 
-    def __init__(self, channels: int, layout: str, causal: bool = False) -> None:
+    def __init__(self, channels: int, layout: str, causal: bool = False, style: dict[str, Any] | None = None) -> None:
         super().__init__()
         axes = {"conv1d": 1, "conv2d": 2}[layout]
         self.causal = causal
         self.heads = max(n for n in (1, 2, 4) if channels % n == 0 and (n == 1 or channels >= 8 * n))
-        self.norm = norm_for(channels, causal)
+        self.norm = norm_for(channels, layout, causal, style)
         features = channels if causal else channels + 2 * self.WAVES * axes
         self.query = nn.Linear(features, channels, bias=False)
         self.key_value = nn.Linear(features, 2 * channels, bias=False)

@@ -5,9 +5,12 @@ What never looks at another position is causal without further care, so one clas
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
+from esper.growth.blueprints.parts import activation_for, feature_norm_for
 from esper.growth.blueprints.registry import blueprint
 
 
@@ -47,11 +50,11 @@ class LowRank(nn.Module):
 class FeatureMLP(nn.Module):
     """A normalised residual MLP with one hidden layer."""
 
-    def __init__(self, channels: int, layout: str, expansion: int) -> None:
+    def __init__(self, channels: int, layout: str, expansion: int, style: dict[str, Any] | None = None) -> None:
         super().__init__()
-        self.norm = nn.LayerNorm(channels)
+        self.norm = feature_norm_for(channels, layout, style)
         self.up = nn.Linear(channels, expansion * channels)
-        self.act = nn.GELU()
+        self.act = activation_for("GELU", style)
         self.down = nn.Linear(expansion * channels, channels)
         nn.init.zeros_(self.down.weight)
         nn.init.zeros_(self.down.bias)

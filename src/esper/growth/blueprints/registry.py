@@ -6,7 +6,8 @@ travel with an exported model: in its body the names `torch`, `nn`, `F`, `math`,
 
 A seed must not let through what its host does not (`Visibility`). A class that looks at other positions takes a further
 argument `causal`, and then looks at no later one; what a class really reads is tried out, so one without it, or with a
-fault, is never offered where it would leak. For sequences such a class also takes padding masks: it says
+fault, is never offered where it would leak. One that takes `style` gets the host's norm and activation (`Style.data`),
+or nothing where they are its own. For sequences such a class also takes padding masks: it says
 `reads_mask = True`, and its forward is `forward(h, mask=None)` (see `sequence.py`).
 
 A name says what kind of computation a seed is; layouts that compute it differently register a class each under that one
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cache
 from typing import Any, Literal, TypeVar
 
@@ -44,6 +45,25 @@ VISIBILITIES: dict[Visibility, str] = {
 
 
 @dataclass(frozen=True, slots=True)
+class Style:
+    """Activation and norm of the host around a slot, by their names in `blueprints/parts.py`; empty is a seed's own."""
+
+    activation: str = ""
+    norm: str = ""
+    groups: int = 1
+    """Of a group norm."""
+
+    def data(self) -> dict[str, Any]:
+        """What is not a seed's own, as plain data."""
+        own = Style()
+        return {name: value for name, value in asdict(self).items() if value != getattr(own, name)}
+
+    def __str__(self) -> str:
+        groups = f" {self.groups}" if self.groups > 1 else ""
+        return ", ".join(part for part in (self.activation, self.norm + groups) if part)
+
+
+@dataclass(frozen=True, slots=True)
 class SlotShape:
     """What passes through a slot: its layout, its channels, and the sizes of its other axes (without batch)."""
 
@@ -53,6 +73,8 @@ class SlotShape:
     visibility: Visibility = "both"
     channels_last: bool = False
     """A feature map whose channels are its last axis, [batch, height, width, channels]."""
+    style: Style = Style()
+    """Of a user's host, see `growth/style.py`; seeds of Esper's own hosts have their own."""
 
     def example(self, batch: int) -> Tensor:
         """A random activation of this shape, from the global generator."""
@@ -81,14 +103,19 @@ class Blueprint:
             return False
         if shape.visibility == "both":
             return True
-        seen, allowed = (list(VISIBILITIES).index(v) for v in (reach(self, shape.layout), shape.visibility))
+        seen, allowed = (
+            list(VISIBILITIES).index(v) for v in (reach(self, shape.layout, shape.style), shape.visibility)
+        )
         return seen <= allowed
 
     def arguments(self, shape: SlotShape) -> dict[str, Any]:
         """The keyword arguments that rebuild this seed: plain data, part of every saved topology."""
         given: dict[str, Any] = {"channels": shape.channels, "layout": shape.layout, **self.options}
-        if "causal" in inspect.signature(self.module).parameters:
+        taken = inspect.signature(self.module).parameters
+        if "causal" in taken:
             given["causal"] = shape.visibility != "both"
+        if "style" in taken and (style := shape.style.data()):
+            given["style"] = style
         return given
 
     def build(self, shape: SlotShape) -> nn.Module:
@@ -165,6 +192,7 @@ def _order_by_id() -> None:
 
 
 _TRIED = SlotShape("conv2d", 8, (4, 4))
+_OWN = Style()
 _AXES: dict[Layout, int] = {"conv1d": 1, "conv2d": 2, "sequence": 1, "dense": 0}
 
 
@@ -190,12 +218,12 @@ def _try(entry: Blueprint, shape: SlotShape) -> None:
 
 
 @cache
-def reach(entry: Blueprint, layout: Layout) -> Visibility:
+def reach(entry: Blueprint, layout: Layout, style: Style = _OWN) -> Visibility:
     """What a seed in its causal form reads, found by trying: with random weights, which outputs follow which inputs?"""
     if layout == "dense":
         return "position"
     sizes = {1: (64,), 2: (16, 16)}[_AXES[layout]]  # larger than what a seed can look past
-    shape = SlotShape(layout, _TRIED.channels, sizes, "causal")
+    shape = SlotShape(layout, _TRIED.channels, sizes, "causal", style=style)
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
         torch.default_generator.manual_seed(0)
         try:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import nn
 
+from esper.growth.blueprints.parts import feature_norm_for
 from esper.growth.blueprints.registry import blueprint
 
 
@@ -25,11 +28,11 @@ class SequenceAttention(nn.Module):
 
     reads_mask = True
 
-    def __init__(self, channels: int, layout: str, causal: bool = True) -> None:
+    def __init__(self, channels: int, layout: str, causal: bool = True, style: dict[str, Any] | None = None) -> None:
         super().__init__()
         self.causal = causal
         self.heads = max(n for n in (1, 2, 4) if channels % n == 0 and (n == 1 or channels >= 8 * n))
-        self.norm = nn.LayerNorm(channels)
+        self.norm = feature_norm_for(channels, layout, style)
         self.query_key_value = nn.Linear(channels, 3 * channels, bias=False)
         self.out = nn.Linear(channels, channels)
         nn.init.zeros_(self.out.weight)

@@ -12,8 +12,8 @@ from esper.engine.counterfactual import SeedValue
 from esper.engine.eager import EpochRecord
 from esper.env.rent import RENT_RATE
 from esper.growth.blueprints import SlotShape
+from esper.growth.costs import seed_flops
 from esper.growth.seed import parameter_count
-from esper.growth.slot_list import seed_flops
 from esper.lifecycle import IN_FORWARD, Stage, Transition
 
 FORMAT = 1

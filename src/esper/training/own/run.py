@@ -18,13 +18,13 @@ from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, evaluate, gather
 from esper.env.rent import RENT_RATE, extra_rent, score
 from esper.errors import first_line
-from esper.growth.export import Saved, flops_per_example, save
+from esper.growth.costs import flops_per_example, seed_flops
+from esper.growth.export import Saved, save
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.plain import ExportError, allowed_gap, output_gap, plain_model
 from esper.growth.probe import call, untouched
 from esper.growth.seeds import save_seeds
 from esper.growth.slot import preserved_rng
-from esper.growth.slot_list import seed_flops
 from esper.lifecycle import Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
 from esper.tables import Report

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -21,6 +22,7 @@ from esper.engine.learner import Learner, Updates, norms_of
 from esper.engine.measure import Evaluation, gather
 from esper.env.rent import RENT_RATE
 from esper.env.situation import observe
+from esper.growth.blueprints import Style
 from esper.growth.seed import Seed
 from esper.lifecycle import Stage
 from esper.plain_data import as_data, from_data
@@ -222,6 +224,7 @@ class Stepper:
                     "slot": slot.index,
                     "blueprint": slot.seed.blueprint,
                     "blend": slot.seed.blend,
+                    "style": slot.seed.shape.style.data(),
                     "tensors": _copies(slot.seed.state_dict()),
                     "shadow": [buffer.clone() for buffer in slot.shadow_buffers],
                 }
@@ -274,7 +277,8 @@ class Stepper:
         for saved in state["seeds"]:
             slot = model.slots[saved["slot"]]
             with torch.random.fork_rng(devices=[]):
-                seed = Seed(saved["blueprint"], slot.shape, saved["blend"])
+                shape = replace(slot.shape, style=Style(**saved.get("style", {})))  # of older states, a seed's own
+                seed = Seed(saved["blueprint"], shape, saved["blend"])
             model.place(slot, seed)
             seed.load_state_dict(saved["tensors"])
             for buffer, value in zip(slot.shadow_buffers, saved["shadow"], strict=False):

@@ -44,8 +44,8 @@ def seed_tables(history: History) -> Iterator[Rows | str]:
         ("slot", "seed", "epochs", "planted because", "became", "because", "worth"),
         tuple(_story(history, story) for story in stories),
         ("planted because", "because"),
-        "worth: points of validation accuracy with the seed over without it, ± standard error, when it last worked at "
-        "its fullest",
+        "worth: validation accuracy with the seed minus without it, in points, ± standard error, when it last acted "
+        "fully",
     )
     acting = [(story, story.value) for story in acting_seeds(history) if story.value is not None]
     if acting:

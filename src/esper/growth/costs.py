@@ -1,0 +1,48 @@
+"""What a network computes, counted: FLOPs of one example's forward pass, of a whole model and of one kind of seed.
+
+Everything that shows FLOPs takes them from here. As in `torch.utils.flop_counter`, a multiply-add counts as two, and
+what is neither a matrix product, a convolution nor an attention (norms, activations, sums) as nothing.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import nn
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.utils.flop_counter import FlopCounterMode
+
+from esper.growth.blueprints import SlotShape
+from esper.growth.probe import call, untouched, with_batch
+from esper.growth.seed import Seed
+from esper.growth.slot import preserved_rng
+
+
+def flops_per_example(model: nn.Module, example: Any) -> int:
+    """Floating-point operations of one example's forward pass: matrix products, convolutions and attention."""
+    # The counter has no entry for fused attention, which would count as nothing; it has entries for its parts.
+    counter = FlopCounterMode(display=False)
+    fused = torch.backends.mha.get_fastpath_enabled()
+    torch.backends.mha.set_fastpath_enabled(False)
+    try:
+        with untouched(model), sdpa_kernel(SDPBackend.MATH), counter:
+            call(model, with_batch(example, 2))
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fused)
+    return int(counter.get_total_flops()) // 2
+
+
+@cache
+def seed_flops(blueprint: str, shape: SlotShape, blend: str = "linear") -> int:
+    """FLOPs of one example's pass through such a seed."""
+
+    def on(device: str) -> int:
+        with preserved_rng(torch.device("cpu")), torch.device(device):
+            return flops_per_example(Seed(blueprint, shape, blend), shape.example(2))
+
+    try:
+        return on("meta")  # takes no memory and no time
+    except Exception:  # a blueprint of a user's may look at values; the number is the same
+        return on("cpu")
