@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ from esper.training.engines import (
     stack_size,
 )
 from esper.training.evaluation import Job, batch_size, jobs_for, record_job, run_job, run_jobs
-from esper.training.fleet import Fleet, seeds_for
+from esper.training.fleet import Fleet, PolicyJob, PolicyPlayer, seeds_for
 from esper.training.loop import Trainer
 from esper.training.results import EpisodeResult
 from esper.training.run_folder import RunFolder
@@ -187,6 +188,32 @@ def test_several_processes_play_on_a_gpu_only_where_they_need_not_take_turns(
     assert players(None, "stacked", "cuda") == 15
     assert players(None, "graphs", "cuda") == 1
     assert players(4, "stacked", "cuda") == 4
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_job_that_runs_out_of_memory_is_played_once_more(failures: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Half-way through an episode, where the environment has moved on."""
+    trainer = Trainer(CONFIG, family=VECTORS)
+    player = PolicyPlayer(VECTORS, "stacked", "cpu", reward=CONFIG.reward, slots=VECTORS.slots)
+    job = PolicyJob(trainer._policy(), (0, 1), False, 5)
+    undisturbed = player(job).episodes
+    step, steps = StackedEnv.step, []
+
+    def scarce(self: StackedEnv, *given: Any) -> Any:
+        steps.append(self)
+        if len(steps) in (3, 6)[:failures]:
+            raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+        return step(self, *given)
+
+    monkeypatch.setattr(StackedEnv, "step", scarce)
+    if failures == 2:
+        with pytest.raises(torch.cuda.OutOfMemoryError):
+            player(job)
+        return
+    again = player(job).episodes
+    assert steps[2] is not steps[3]
+    assert torch.equal(undisturbed.action, again.action)
+    assert torch.equal(undisturbed.reward, again.reward)
 
 
 def test_jobs_by_sort_give_the_episodes_in_the_order_of_the_draws() -> None:

@@ -35,6 +35,7 @@ from esper.env.situation import Situation
 from esper.env.spaces import ActionMasks, Observation
 from esper.env.stacked_env import StackedEnv
 from esper.env.world import World
+from esper.errors import first_line
 from esper.rollout.episodes import Episodes, join
 from esper.rollout.play import Decisions, play
 from esper.tasks.family import BoundedFamily
@@ -44,6 +45,9 @@ from esper.training.pools import Executor, InProcess
 from esper.training.workers import Processes
 
 log = logging.getLogger(__name__)
+SHARES = 2.0
+"""Even shares of a GPU's memory that one process may use. Stacks differ in size: of 16 processes the largest came to
+its even share (8.7 GiB) while all together used half of the GPU."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,14 +85,22 @@ class PolicyPlayer:
         self._policy: tuple[bytes, Any] = (b"", None)
 
     def __call__(self, job: PolicyJob) -> Played:
-        size, shares_gpu = len(job.draws), self._sharing > 0 and torch.device(self._device).type == "cuda"
-        if shares_gpu:  # what this process only keeps for later, another may need now
+        """A job that runs out of a GPU's memory is played once more from its start, after all memory was given back:
+        what earlier graphs leave is in pieces, and a process that ended at its limit had half of it unused."""
+        try:
+            return self._play(job)
+        except torch.cuda.OutOfMemoryError as error:
+            log.warning("out of memory, so %d episodes are played again: %s", len(job.draws), first_line(error))
+        self._give_back_memory()
+        return self._play(job)
+
+    def _play(self, job: PolicyJob) -> Played:
+        size = len(job.draws)
+        if self._sharing > 0 and torch.device(self._device).type == "cuda":
             # MPS has few connections, and a process takes eight unless told otherwise; read when CUDA starts.
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
-            self._env = None
-            collect_garbage()
-            torch.cuda.empty_cache()
-            torch.cuda.set_per_process_memory_fraction(1.0 / self._sharing)
+            self._give_back_memory()  # what this process only keeps for later, another may need now
+            torch.cuda.set_per_process_memory_fraction(min(1.0, SHARES / self._sharing))
         if self._env is None or self._env.size != size:  # made here, not in the parent: an environment does not travel
             self._env = None
             self._env = make_env(self._engine, self._family, size, self._device, **self._settings)
@@ -100,6 +112,11 @@ class PolicyPlayer:
         with deferred_gc(torch.device(self._device)):
             episodes = play(self._env, actor, job.draws, held_out=job.held_out, longest=self._family.horizon)
         return Played(episodes.to("cpu") if self._sharing else episodes, self._env.seconds | actor.timers.seconds)
+
+    def _give_back_memory(self) -> None:
+        self._env = None
+        collect_garbage()
+        torch.cuda.empty_cache()
 
 
 class _TimedActor(PolicyActor):
