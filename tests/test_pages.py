@@ -2,7 +2,7 @@
 
 The Python blocks of a page are one program, in their order, run in an empty folder. A block that cannot be run has a
 line above it that readers see, too: `*Not run by the tests: REASON.*` Commands of `sh` blocks are parsed by the program
-itself; those of the first page, and of the page on reading a run, are run.
+itself; test_shell_blocks.py runs them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
@@ -23,32 +22,9 @@ from esper.agent.metrics import METRICS
 from esper.cli import COMMANDS, UsageError, _parse
 from esper.env.observation import OVERALL_FIELDS, SLOT_FIELDS
 from esper.telemetry.alarms import RULES
+from pages import FENCED, NEEDS_A_RUN, PAGES, ROOT, blocks, commands, inline_commands, named
 
-ROOT = Path(__file__).parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-BLOCK = re.compile(
-    r"^(?:\*Not run by the tests: (?P<why>[^\n]+)\.\*\n+)?```(?P<kind>\w+)\n(?P<code>.*?)^```", re.M | re.S
-)
 LINK = re.compile(r"(?<!`)!?\[[^\]]*\]\(([^)\s]+)\)")
-FENCED = re.compile(r"^```.*?^```", re.M | re.S)
-BEFORE_A_COMMAND = re.compile(r"\w+\$|\w+=.*")
-"""The prompt of a machine, or a variable of the environment."""
-
-
-class Block(NamedTuple):
-    kind: str
-    code: str
-    why: str | None
-    """It is not run."""
-
-
-def blocks(page: Path) -> list[Block]:
-    return [Block(m["kind"], m["code"], m["why"]) for m in BLOCK.finditer(page.read_text("utf-8"))]
-
-
-def named(page: Path) -> str:
-    return str(page.relative_to(ROOT))
-
 
 # -- links ------------------------------------------------------------------------------------------------------------
 
@@ -98,10 +74,7 @@ def programs() -> Iterator[Path]:
             yield page
 
 
-NEEDS_A_RUN = ROOT / "docs" / "read_run.md"
-
-
-@pytest.mark.parametrize("page", [page for page in programs() if page != NEEDS_A_RUN], ids=named)
+@pytest.mark.parametrize("page", [page for page in programs() if page not in NEEDS_A_RUN], ids=named)
 def test_the_python_of_a_page_runs(page: Path, tmp_path: Path) -> None:
     run_python(page, tmp_path)
 
@@ -120,23 +93,12 @@ def run_python(page: Path, folder: Path) -> None:
 # -- commands ---------------------------------------------------------------------------------------------------------
 
 
-def commands(page: Path) -> Iterator[list[str]]:
-    for block in blocks(page):
-        if block.kind == "sh":
-            for line in block.code.replace("\\\n", " ").splitlines():
-                words = shlex.split(line, comments=True)
-                while words and BEFORE_A_COMMAND.fullmatch(words[0]):
-                    words.pop(0)
-                if words:
-                    yield words
-
-
-@pytest.mark.parametrize("page", [page for page in PAGES if list(commands(page))], ids=named)
+@pytest.mark.parametrize("page", [page for page in PAGES if [*commands(page), *inline_commands(page)]], ids=named)
 def test_the_commands_of_a_page_exist(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those of Esper; programs of others are not checked."""
     targets = set(re.findall(r"^(\w[\w-]*):", (ROOT / "Makefile").read_text("utf-8"), re.M))
     monkeypatch.chdir(tmp_path)
-    for words in commands(page):
+    for words in (*commands(page), *inline_commands(page)):
         program, rest = words[0], words[1:]
         if program == "make":
             assert set(rest) <= targets, shlex.join(words)
@@ -147,7 +109,8 @@ def test_the_commands_of_a_page_exist(page: Path, tmp_path: Path, monkeypatch: p
 
 
 def check_command(words: list[str]) -> None:
-    if words == ["--help"]:
+    words = [word for word in words if word != "--help"]
+    if not words:
         return
     words = words[: words.index(">")] if ">" in words else words
     assert words[0] in COMMANDS, words
@@ -157,13 +120,6 @@ def check_command(words: list[str]) -> None:
         raise AssertionError(f"esper {shlex.join(words)}: {error}") from error
     except (ValueError, OSError):
         pass  # the words are right; the files that they name are not here
-
-
-@pytest.mark.slow  # trains a controller
-def test_the_commands_of_the_page_on_reading_a_run_work(tmp_path: Path) -> None:
-    for words in commands(NEEDS_A_RUN):
-        run_command(words, tmp_path)
-    run_python(NEEDS_A_RUN, tmp_path)
 
 
 def test_the_commands_of_the_first_page_work(tmp_path: Path) -> None:

@@ -112,7 +112,7 @@ def test_the_learned_controller_shows_what_its_choices_were_worth(capsys: Captur
     said = capsys.readouterr().out
     assert " sure (next: " in " ".join(said.split())
     assert " ± " in said
-    assert "worth: points of validation accuracy" in said
+    assert "worth: validation accuracy with the seed minus without it" in said
     assert "leave-one-out" in said
     assert "Shapley value" in said
     assert "all together" in said

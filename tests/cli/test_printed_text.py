@@ -18,9 +18,10 @@ DIGITS = ["--task", "digits", "--workers", "1"]
 
 @pytest.fixture(autouse=True)
 def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An empty folder, and episodes of one epoch."""
+    """An empty folder, and episodes of one epoch, played in this process: `esper clone` has no --workers."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(TaskFamily.__init__, "__kwdefaults__", {**TaskFamily.__init__.__kwdefaults__, "horizon": 1})
+    monkeypatch.setattr("esper.cli.options.pick_workers", lambda wanted, device: 1)
 
 
 def said_by(capsys: Capture, *words: str) -> str:

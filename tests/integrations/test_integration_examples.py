@@ -40,7 +40,7 @@ def test_an_example_grows_and_reloads(
 def test_the_snippet_of_a_page_runs(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip({"huggingface": "transformers"}.get(page, page), reason="the library is not installed")
     monkeypatch.chdir(tmp_path)
-    (snippet,) = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
+    snippet, *_ = re.findall(r"```python\n(.*?)```", (ROOT / "docs" / f"{page}.md").read_text(), re.DOTALL)
     names: dict[str, object] = {}
     exec(snippet, names)
     model, again = names["module" if page == "lightning" else "model"], names["again"]
