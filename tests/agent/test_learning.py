@@ -23,12 +23,12 @@ from esper.policy.distribution import ActionSpace
 
 
 def test_masked_multi_discrete():
-    """Four heads of four, all right at once, 100 times: at least 95 after 20,480 steps. Untrained: below 10."""
+    """Four heads of four, all right at once, 100 times: at least 95 after 16,384 steps. Untrained: below 10."""
     env = MaskedMultiDiscrete(16, seed=0, length=16)
     config = PPOConfig(discount=0.0, learning_rate=3e-3, target_kl=0.05)  # each step is a task of its own
     agent = make_agent(env, config)
     assert evaluate(MaskedMultiDiscrete(10, seed=9), agent, 10, deterministic=False) < 10
-    metrics = train(env, agent, 20_480)
+    metrics = train(env, agent, 16_384)
     assert evaluate(MaskedMultiDiscrete(20, seed=9), agent, 20) >= 95
     assert max(m["first_ratio_gap"] for m in metrics) < 1e-5
 
@@ -37,10 +37,10 @@ CUE = PPOConfig(discount=0.99, gae_decay=0.95, learning_rate=1e-3)
 
 
 def test_a_cue_is_remembered():
-    """Shown for two steps, asked ten later: solved within 30,000 steps."""
+    """Shown for two steps, asked ten later: solved within 20,000 steps."""
     env = CueMemory(32, seed=0)
     agent = make_agent(env, CUE)
-    train(env, agent, 30_000)
+    train(env, agent, 20_000)
     assert evaluate(CueMemory(20, seed=9), agent, 200) >= 0.95
 
 
@@ -77,8 +77,8 @@ def test_the_value_of_an_endless_chain():
     end counted as terminal, they would give (1 − γ^32) / (1 − γ) = 24 at most."""
     env = EndlessChain(8, seed=0)
     agent = make_agent(env, PPOConfig(discount=0.98, gae_decay=0.95, learning_rate=1e-3))
-    metrics = train(env, agent, 20_000)
-    assert metrics[-1]["value_mean"] == pytest.approx(50.0, rel=0.02)
+    values = [metrics["value_mean"] for metrics in train(env, agent, 12_000)[-8:]]
+    assert sum(values) / len(values) == pytest.approx(50.0, rel=0.02)
 
 
 @pytest.mark.slow

@@ -135,14 +135,14 @@ def test_an_update_leaves_the_episodes_as_they_are():
 
 
 def test_long_rollouts_are_plain_memory():
-    """12,000 steps: every tensor is one block, indexed directly."""
-    env = CueMemory(1, length=12_000)
+    """3,000 steps: every tensor is one block, indexed directly."""
+    env = CueMemory(1, length=3_000)
     agent = make_agent(env, PPOConfig(), hidden=8)
     episodes = rollout(env, agent)
-    assert episodes.reward.shape == (1, 12_000)
+    assert episodes.reward.shape == (1, 3_000)
     assert all(tensor.is_contiguous() for tensor in episodes.tensors().values())
     batch, _ = agent.replay(episodes)
-    assert batch.advantage.shape == (1, 12_000)
+    assert batch.advantage.shape == (1, 3_000)
 
 
 def test_nothing_is_moved_that_is_there():

@@ -16,6 +16,7 @@ import torch
 from planned import score
 
 from esper.growth.attach import attach
+from esper.growth.model import GrowingModel
 from esper.growth.slot import preserved_rng
 from esper.tasks import needs
 from esper.tasks.disguised import EASY, MORE_STAGES, NARROW, WIDE, Disguised, disguise
@@ -203,6 +204,12 @@ def drawn() -> dict[bool, list[Draw]]:
     return {out: [family.draw(number, held_out=out) for number in range(2 * len(KINDS))] for out in (False, True)}
 
 
+@pytest.fixture(scope="module")
+def grown(drawn) -> dict[bool, list[tuple[Draw, GrowingModel]]]:
+    """With their networks, in which a test may plant."""
+    return {out: [(draw, growing(draw)) for draw in draws] for out, draws in drawn.items()}
+
+
 @pytest.mark.parametrize("held_out", [False, True])
 def test_every_round_has_every_kind_once_in_an_order_of_its_own(held_out, drawn):
     kinds = [draw.facts["kind"] for draw in drawn[held_out]]
@@ -213,10 +220,10 @@ def test_every_round_has_every_kind_once_in_an_order_of_its_own(held_out, drawn)
 
 
 @pytest.mark.parametrize("held_out", [False, True])
-def test_sizes_and_limits_are_within_their_bounds(held_out, drawn):
+def test_sizes_and_limits_are_within_their_bounds(held_out, grown):
     layouts, needed, most, slots = set(), set(), set(), set()
-    for draw in drawn[held_out]:
-        model, splits = growing(draw), draw.task.splits
+    for draw, model in grown[held_out]:
+        splits = draw.task.splits
         assert 150 <= model.host_parameters == draw.facts["host_parameters"] <= 3000
         assert model.host_parameters < draw.budget <= 5 * model.host_parameters
         assert 18 <= draw.horizon <= 25
@@ -235,9 +242,8 @@ def test_sizes_and_limits_are_within_their_bounds(held_out, drawn):
 
 
 @pytest.mark.parametrize("held_out", [False, True])
-def test_the_limits_have_room_for_the_answer_and_not_for_everything(held_out, drawn):
-    for draw in drawn[held_out]:
-        model = growing(draw)
+def test_the_limits_have_room_for_the_answer_and_not_for_everything(held_out, grown):
+    for draw, model in grown[held_out]:
         answer = seeds_of(draw.facts["answer"])
         assert bool(answer) == (draw.facts["need"] != "nothing")
         for blueprint, slot in answer:
