@@ -41,8 +41,6 @@ DIGEST_VERSION = 3
 """From here on a file without a digest is damaged. A digest that is there is checked in every version."""
 
 _HEADER = "esper"
-LONGEST = 200
-"""Characters of a text in a network's configuration: it is shown in messages."""
 POLICY_PARTS = ("network/", "observations/", "values/")
 """Prefixes of a policy's tensors. They are copied into tensors of the reader's own, so that any floating-point dtype
 will do: a shipped policy has float16."""

@@ -37,7 +37,6 @@ def advantages_by_loop(
     return advantage
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # Python control flow over log2(T) passes; gains nothing
 def advantages(
     reward: Tensor,
     value: Tensor,
@@ -48,7 +47,7 @@ def advantages(
     discount: float,
     decay: float,
 ) -> Tensor:
-    """The same in log2(T) passes. [N, T]
+    """The same in log2(T) passes, never compiled: Python's control flow over so few gains nothing. [N, T]
 
     Each step is the map a ↦ δ + c·a. Composing the map of step t with that of step t + 2^k doubles how far it reaches;
     an invalid step is the identity (δ = 0, c = 1).

@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch._dynamo.exc import TorchDynamoException
 
 from esper.errors import first_line
 from esper.growth.model import GrowingModel
@@ -32,7 +31,7 @@ def compiler_works(device: torch.device) -> bool:
     """Tried once for each device: without a C compiler, every region of every network would fail on its own."""
     try:
         _compiled(_doubled)(torch.ones(8, device=device))
-    except TorchDynamoException as error:
+    except torch._dynamo.exc.TorchDynamoException as error:
         reason = first_line(error)
         log.warning("torch.compile does not work on %s, so nothing is compiled: %s", device, reason)
         return False
@@ -63,7 +62,7 @@ class Region:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         try:
             return self._call(*args, **kwargs)
-        except TorchDynamoException as error:
+        except torch._dynamo.exc.TorchDynamoException as error:
             self.failure = first_line(error)
             log.warning("torch.compile failed on %s, which runs uncompiled: %s", self._name, self.failure)
             self._call = self._plain

@@ -21,11 +21,8 @@ from esper.env.observation import decode_one
 from esper.env.situation import Situation, world_of
 from esper.env.spaces import ActionMasks, Observation
 from esper.env.world import World
-from esper.growth.blueprints import LAYOUTS
 from esper.plain_data import as_data
 from esper.policy.distribution import GROWTH_ACTIONS, FactoredLogits, FactoredPolicy
-
-_DENSE = tuple(LAYOUTS).index("dense")
 
 
 class Controller(Protocol):

@@ -303,11 +303,11 @@ class FactoredPolicy:
         )
 
 
-@torch.compiler.disable  # type: ignore[untyped-decorator]  # reads the host: never inside a compiled graph
 def validate_masks(masks: ActionMasks, uses: Tensor, valid: Tensor | None = None) -> None:
     """Refuse masks [N, ...] under which a decision could get stuck: only what can be reached must have a way on.
 
-    Masks of whole episodes [N, T, ...] come with the steps that happened, `valid` [N, T].
+    Masks of whole episodes [N, T, ...] come with the steps that happened, `valid` [N, T]. It waits for the device, so
+    what is compiled (the network's forward pass) never calls it.
     """
     legal_op = masks.op
     on_slot = legal_op[..., None] & masks.slot  # [N, O, S]: operation and slot both possible
