@@ -28,21 +28,6 @@ STAGES, MANY_STAGES = 5, 8
 """Of deep hosts. Training meets series of up to four stages, vectors of four (`disguised`) and eight (`varied`)."""
 
 
-class Reseeded:
-    """Every draw of another family several times: the same data and host, other first weights and minibatches."""
-
-    def __init__(self, base: Family | str, repeats: int) -> None:
-        self.name = f"{base if isinstance(base, str) else base.name}, {repeats} seeds each"
-        self.base, self.repeats = base, repeats
-
-    def draw(self, number: int, *, held_out: bool = False) -> Draw:
-        of, repeat = divmod(number, self.repeats)
-        base = get_family(self.base) if isinstance(self.base, str) else self.base
-        draw = base.draw(of, held_out=held_out)
-        # Two apart, so that a held-out seed stays odd.
-        return replace(draw, seed=draw.seed + 2 * repeat, facts={**draw.facts, "draw": of, "repeat": repeat})
-
-
 # -- deeper hosts -----------------------------------------------------------------------------------------------------
 
 _mnist1d = lru_cache(maxsize=4)(partial(load_task, "mnist1d"))

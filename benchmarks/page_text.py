@@ -30,10 +30,6 @@ def in_points(estimate: Estimate) -> str:
     return signed(estimate.value) + _interval(estimate, signed)
 
 
-def share_with_interval(estimate: Estimate) -> str:
-    return share(estimate.value) + _interval(estimate, lambda end: plain(100.0 * end, 0))
-
-
 def _interval(estimate: Estimate, write: Callable[[float], str]) -> str:
     if estimate.low is None or estimate.high is None:
         return ""

@@ -52,11 +52,6 @@ class Agreement:
     seconds: tuple[float, float]
     """Of all episodes of the comparison: stacked, per-network."""
 
-    @property
-    def within_noise(self) -> bool:
-        low, high = self.difference.low, self.difference.high
-        return low is not None and high is not None and low <= 0.0 <= high
-
     def __str__(self) -> str:
         score, accuracy = _said(self.difference), _said(self.accuracy)
         return f"{self.controller:14s}{self.stacked:9.2f}{self.plain:13.2f}   {score:26s}{accuracy}"

@@ -21,6 +21,10 @@ CORE = ("torch", "numpy", "safetensors", "scikit-learn", "rich", "tyro")
 OPTIONAL = {
     "matplotlib": "plot",
     "gymnasium": "gym",
+    "starlette": "web",
+    "lightning": "lightning",
+    "transformers": "huggingface",
+    "ray": "cluster",
     "tensorboard": "tensorboard",
     "wandb": "wandb",
 }

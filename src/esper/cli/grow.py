@@ -57,11 +57,11 @@ class Grow:
     """Where your model may grow: module paths or patterns, with commas between (layer1,layer2 or "h.*"); auto chooses
     blocks, stage ends or hidden layers."""
     draw: Annotated[int | None, by_default("0")] = None
-    """Number of the held-out problem of a family, which brings its own data, host, epochs and limits. The same
-    numbers are those of `esper compare`."""
+    """Number of the held-out problem of a family, which brings its own data, host, epochs and limits. `esper
+    compare` uses the same numbers."""
     controller: str = DEFAULT_CONTROLLER
-    """Who decides: none, random, schedule, heuristic, a learned one by name (`esper info` lists them), or the path of a
-    .toml, a checkpoint, or a run."""
+    """The controller: none, random, schedule, heuristic, a learned one by name (`esper info` lists them), or the path
+    of a .toml, a checkpoint, or a run."""
     epochs: Annotated[int | None, by_default(f"{EPOCHS}, or what the family's problem has")] = None
     """Epochs of training; the controller acts once per epoch."""
     seed: int = 0

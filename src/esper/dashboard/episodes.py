@@ -150,7 +150,7 @@ class _Slot:
 
 @dataclass(slots=True)
 class _Lanes:
-    """Stage changes folded into lanes; knows the stages when a decision was made."""
+    """Stage changes folded into lanes; it has the stages at every decision."""
 
     slots: dict[str, _Slot] = field(default_factory=dict)
     segments: dict[str, list[dict[str, Any]]] = field(default_factory=dict)

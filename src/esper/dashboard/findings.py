@@ -56,11 +56,11 @@ def _few(connection: sqlite3.Connection) -> bool:
 
 
 def _event(row: sqlite3.Row) -> dict[str, Any]:
-    told = {name: row[name] for name in ("time", "kind", "severity", "arm", "env", "epoch", "slot", "message")}
+    event = {name: row[name] for name in ("time", "kind", "severity", "arm", "env", "epoch", "slot", "message")}
     data = json.loads(row["data"] or "{}")
     rule = RULES.get(str(data.get("name"))) if row["kind"] == "anomaly" else None
     remedy = REMEDIES.get(row["kind"], "") if rule is None else rule.remedy
-    return told | {"update": row["update_number"], "name": data.get("name"), "remedy": remedy}
+    return event | {"update": row["update_number"], "name": data.get("name"), "remedy": remedy}
 
 
 def leaderboard(source: Source) -> dict[str, Any]:

@@ -49,36 +49,36 @@ class GrowthRecorder:
             self._recorder.decision(_waiting(control.epoch, control.measured.accuracy))
         self._store.flush()
 
-    def end(self, told: Mapping[str, Any]) -> None:
+    def end(self, content: Mapping[str, Any]) -> None:
         """What was decided about unfinished seeds, and the result."""
-        record_epochs(self._recorder, self._slots, [], told["transitions"][self._settled :])
-        record_end(self._recorder, told)
-        self._store.describe({"result": told["result"]})
+        record_epochs(self._recorder, self._slots, [], content["transitions"][self._settled :])
+        record_end(self._recorder, content)
+        self._store.describe({"result": content["result"]})
         self._store.flush()
 
 
 def store_of_history(history: Path, path: Path) -> Path:
     """A store at `path` with what a history says."""
     try:
-        told = json.loads(history.read_text("utf-8"))
+        content = json.loads(history.read_text("utf-8"))
         with RunStore(path) as store:
-            store.describe({GROWTH: _facts(told), "result": told.get("result")})
+            store.describe({GROWTH: _facts(content), "result": content.get("result")})
             recorder = StoreRecorder(store)
-            record_epochs(recorder, told["slots"], told["epochs"], told["transitions"])
-            record_control(recorder, told.get("control") or [])
-            record_end(recorder, told)
+            record_epochs(recorder, content["slots"], content["epochs"], content["transitions"])
+            record_control(recorder, content.get("control") or [])
+            record_end(recorder, content)
     except (OSError, ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
         raise StoreError(f"{history} is not the history of a grown network ({error!r:.100})") from error
     return path
 
 
-def _facts(told: Mapping[str, Any]) -> dict[str, Any]:
+def _facts(content: Mapping[str, Any]) -> dict[str, Any]:
     return {
-        "controller": told["controller"],
-        "slots": told["slots"],
-        "host_parameters": told["host_parameters"],
-        "epochs": len(told["epochs"]),
-        "rent": told.get("rent"),
+        "controller": content["controller"],
+        "slots": content["slots"],
+        "host_parameters": content["host_parameters"],
+        "epochs": len(content["epochs"]),
+        "rent": content.get("rent"),
     }
 
 
@@ -93,8 +93,8 @@ def record_epochs(
         recorder.decision(_decision(slots, one))
         verdict = one.get("verdict")
         if verdict:
-            told = str(verdict["message"] if isinstance(verdict, Mapping) else verdict)
-            recorder.event(Event("governor", 1, told, "warning", 0, int(one["epoch"])))
+            message = str(verdict["message"] if isinstance(verdict, Mapping) else verdict)
+            recorder.event(Event("governor", 1, message, "warning", 0, int(one["epoch"])))
     for one in transitions:
         recorder.event(
             Event(
@@ -120,12 +120,12 @@ def _waiting(epoch: int, accuracy: float | None) -> Decision:
     return Decision(1, 0, epoch, "WAIT", None, None, None, {}, None, False, "", arm=CONTROL, accuracy=accuracy)
 
 
-def record_end(recorder: RunRecorder, told: Mapping[str, Any]) -> None:
+def record_end(recorder: RunRecorder, content: Mapping[str, Any]) -> None:
     """The episode as a whole, on validation data: what was grown by."""
-    last, host = told["epochs"][-1], int(told["host_parameters"])
+    last, host = content["epochs"][-1], int(content["host_parameters"])
     accuracy, size = last["val_accuracy"] or 0.0, int(last["parameters"])
-    score = score_of(accuracy, size, host, told.get("rent") or 0.0)
-    recorder.episode(Episode(1, 0, 0, score, score, accuracy, size, host, len(told["epochs"])))
+    score = score_of(accuracy, size, host, content.get("rent") or 0.0)
+    recorder.episode(Episode(1, 0, 0, score, score, accuracy, size, host, len(content["epochs"])))
 
 
 def _decision(slots: Sequence[str], one: Mapping[str, Any]) -> Decision:

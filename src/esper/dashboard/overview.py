@@ -46,8 +46,8 @@ def overview(source: Source, now: float | None = None) -> dict[str, Any]:
 
 
 def _of_run(source: Source, connection: sqlite3.Connection, facts: Mapping[str, Any], now: float) -> dict[str, Any]:
-    told = facts.get("config")
-    config: dict[str, Any] = told if isinstance(told, dict) else {}
+    settings = facts.get("config")
+    config: dict[str, Any] = settings if isinstance(settings, dict) else {}
     done, total = last_update(connection), _whole(config.get("updates"))
     pace = _pace(connection, done)
     state = _state(source, connection, done, total, pace["seconds_per_update"], now)
@@ -249,14 +249,14 @@ def _networks(connection: sqlite3.Connection, done: int) -> dict[str, str]:
 
 
 def _of_growth(source: Source, connection: sqlite3.Connection, facts: Mapping[str, Any], now: float) -> dict[str, Any]:
-    told = facts[GROWTH]
+    settings = facts[GROWTH]
     rows = connection.execute(
         "SELECT epoch, accuracy, parameters FROM decisions WHERE arm = 'train' ORDER BY epoch"
     ).fetchall()
     control = connection.execute(
         "SELECT accuracy FROM decisions WHERE arm = ? ORDER BY epoch DESC LIMIT 1", (CONTROL,)
     ).fetchone()
-    done, total = len(rows), _whole(told.get("epochs"))
+    done, total = len(rows), _whole(settings.get("epochs"))
     finished = facts.get("result") is not None or (total is not None and done >= total)
     quiet = max(0.0, now - source.written())
     state = "finished" if finished else "running" if quiet < QUIET else "stopped"
@@ -264,10 +264,10 @@ def _of_growth(source: Source, connection: sqlite3.Connection, facts: Mapping[st
     return {
         "kind": "growth",
         "name": source.name,
-        "task": told.get("task"),
-        "controller": told.get("controller"),
-        "rent": told.get("rent"),
-        "host_parameters": told.get("host_parameters"),
+        "task": settings.get("task"),
+        "controller": settings.get("controller"),
+        "rent": settings.get("rent"),
+        "host_parameters": settings.get("host_parameters"),
         "update": done,
         "updates": total,
         "state": {"name": state, "said": "", "quiet_seconds": quiet, "written": source.written()},

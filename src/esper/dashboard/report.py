@@ -130,12 +130,12 @@ def _example(source: Source) -> Html:
     chosen = episode(source, (last["update"], "train", tiles[0]["env"]))
     if chosen is None:
         return Html("")
-    told = (
+    summary = (
         f"Environment {chosen['env']} of update {last['update']}, problem {tiles[0]['draw']}: accuracy by epoch above, "
         "the life of each slot's seeds below. It ended with an accuracy (%) of "
     )
     size = f" and ×{tiles[0]['size']:.2f}."
-    return joined((tag("p", None, told, number(tiles[0]["accuracy"]), size), lanes(chosen)))
+    return joined((tag("p", None, summary, number(tiles[0]["accuracy"]), size), lanes(chosen)))
 
 
 def _best(source: Source) -> Html:
@@ -205,8 +205,8 @@ def _events(source: Source) -> Html:
         (one["update"], str(one["name"] or one["kind"]).replace("_", " "), one["message"], one["remedy"])
         for one in serious
     ]
-    told = tag("p", None, f"Recorded: {counts}.")
-    return joined((told, table(["update", "what", "said", "what to do"], rows, (0,)))) if rows else told
+    summary = tag("p", None, f"Recorded: {counts}.")
+    return joined((summary, table(["update", "what", "said", "what to do"], rows, (0,)))) if rows else summary
 
 
 def _settings(settings: Mapping[str, Any]) -> Html:

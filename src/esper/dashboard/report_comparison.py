@@ -15,9 +15,9 @@ from esper.telemetry.store import StoreError
 
 def of_comparison(file: Path) -> Html:
     try:
-        told = json.loads(file.read_text("utf-8"))
-        rows = [{**row, **_estimate(row["score"])} for row in told["rows"]]
-        return _comparison(file, told, rows)
+        comparison = json.loads(file.read_text("utf-8"))
+        rows = [{**row, **_estimate(row["score"])} for row in comparison["rows"]]
+        return _comparison(file, comparison, rows)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{file} is not a comparison that `esper compare` wrote ({error!r:.100})") from error
 
@@ -26,9 +26,9 @@ def _estimate(score: Mapping[str, Any]) -> dict[str, Any]:
     return {"score": score["value"], "low": score["low"], "high": score["high"]}
 
 
-def _comparison(file: Path, told: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Html:
+def _comparison(file: Path, comparison: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Html:
     players = [row for row in rows if not row["is_control"] and known(row["score"])]
-    count = len(told["common_draws"])
+    count = len(comparison["common_draws"])
     best = max(players, key=lambda row: row["score"], default=None)
     lead = "No problem was completed by every controller." if best is None else _comparison_story(best, players, count)
     cells = [
@@ -58,15 +58,15 @@ def _comparison(file: Path, told: Mapping[str, Any], rows: Sequence[Mapping[str,
     ]
     notes = (
         "Intervals: bootstrap over problems, 95 %. vs: difference of score, paired by problem. *: no other row is both "
-        f"smaller and more accurate. The best rule is {told['best_rule'] or 'not known'}."
+        f"smaller and more accurate. The best rule is {comparison['best_rule'] or 'not known'}."
     )
     return page(
-        f"Comparison on {told['task']}",
+        f"Comparison on {comparison['task']}",
         f"{count} held-out problems, the same for all; {file}",
         tag("p", {"class": "lead"}, lead),
         section("Scores", intervals(rows, "Scores with 95 % intervals")),
         section("Table", table(headings, cells, range(1, 9)), tag("p", {"class": "sub"}, notes)),
-        section("Every problem", _problems(told)),
+        section("Every problem", _problems(comparison)),
     )
 
 
@@ -88,11 +88,11 @@ def _against(estimate: Mapping[str, Any] | None) -> Child:
     return joined((number(estimate["value"], "+.1f"), " (", interval(estimate["low"], estimate["high"]), ")"))
 
 
-def _problems(told: Mapping[str, Any]) -> Html:
-    names = list(told["episodes"])
+def _problems(comparison: Mapping[str, Any]) -> Html:
+    names = list(comparison["episodes"])
     by_draw: dict[int, dict[str, Any]] = {}
     for name in names:
-        for one in told["episodes"][name]:
+        for one in comparison["episodes"][name]:
             by_draw.setdefault(one["number"], {})[name] = one
     rows = []
     for draw, own in sorted(by_draw.items()):

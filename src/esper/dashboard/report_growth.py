@@ -15,15 +15,15 @@ from esper.telemetry.store import StoreError
 
 
 def of_growth(source: Source, view: Mapping[str, Any]) -> Html:
-    told = episode(source, (1, "train", 0))
-    if told is None:
+    played = episode(source, (1, "train", 0))
+    if played is None:
         raise StoreError(f"{source.folder} has no epoch of growth yet")
     result = view["result"] or {}
     size = view["parameters"] / max(1, view["host_parameters"]) if known(view["parameters"]) else None
     return page(
         str(view["name"]),
         f"A network grown by the controller {view['controller']} in {view['update']} epochs",
-        tag("p", {"class": "lead"}, _growth_story(view, result, told)),
+        tag("p", {"class": "lead"}, _growth_story(view, result, played)),
         facts(
             {
                 "test accuracy": (number(result.get("test_accuracy")), "percent"),
@@ -36,17 +36,17 @@ def of_growth(source: Source, view: Mapping[str, Any]) -> Html:
                 "size": (number(size, ".2f"), "times the host"),
             }
         ),
-        section("How it grew", lanes(told)),
-        section("Decisions that changed it, and why", _decisions(told)),
-        section("Stage changes", _changes(told)),
+        section("How it grew", lanes(played)),
+        section("Decisions that changed it, and why", _decisions(played)),
+        section("Stage changes", _changes(played)),
         section("Remarks", [tag("p", None, one) for one in result.get("remarks", [])] or tag("p", None, "None.")),
         section("Files beside this report", _files(source)),
     )
 
 
-def _growth_story(view: Mapping[str, Any], result: Mapping[str, Any], told: Mapping[str, Any]) -> str:
-    kept = [one for one in told["changes"] if one["target"] == "FOSSILIZED"]
-    removed = [one for one in told["changes"] if one["target"] == "PRUNED"]
+def _growth_story(view: Mapping[str, Any], result: Mapping[str, Any], played: Mapping[str, Any]) -> str:
+    kept = [one for one in played["changes"] if one["target"] == "FOSSILIZED"]
+    removed = [one for one in played["changes"] if one["target"] == "PRUNED"]
     grown, control = result.get("test_accuracy"), result.get("control_accuracy")
     said = [f"{len(kept)} seeds became part of the network, {len(removed)} were removed."]
     if known(grown) and known(control):
@@ -56,7 +56,7 @@ def _growth_story(view: Mapping[str, Any], result: Mapping[str, Any], told: Mapp
     return " ".join(said)
 
 
-def _decisions(told: Mapping[str, Any]) -> Html:
+def _decisions(played: Mapping[str, Any]) -> Html:
     rows = [
         (
             step["epoch"] + 1,
@@ -65,14 +65,14 @@ def _decisions(told: Mapping[str, Any]) -> Html:
             step["message"],
             number(step["accuracy"]),
         )
-        for step in told["steps"]
+        for step in played["steps"]
         if step["op"] != "WAIT"
     ]
     return table(["epoch", "operation", "seed → slot", "why", "accuracy then"], rows, (0, 4))
 
 
-def _changes(told: Mapping[str, Any]) -> Html:
-    rows = [(one["epoch"] + 1, one["slot"], one["target"].lower(), one["reason"]) for one in told["changes"]]
+def _changes(played: Mapping[str, Any]) -> Html:
+    rows = [(one["epoch"] + 1, one["slot"], one["target"].lower(), one["reason"]) for one in played["changes"]]
     return table(["epoch", "slot", "becomes", "because"], rows, (0,))
 
 

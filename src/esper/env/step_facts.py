@@ -1,4 +1,4 @@
-"""What a step of N networks did and showed, as columns: all that people and the store are told of it."""
+"""What a step of N networks did and showed, as columns: all that the store keeps of it and people read."""
 
 from __future__ import annotations
 

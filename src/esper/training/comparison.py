@@ -83,7 +83,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class Comparison:
-    """Everything that `esper compare` knows when it is done."""
+    """The result of `esper compare`."""
 
     family: str
     numbers: tuple[int, ...]

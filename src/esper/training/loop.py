@@ -136,8 +136,8 @@ class Trainer:
             except DamagedCheckpointError as error:
                 damage.append(error)
                 continue
-            for told in damage:
-                log.warning("%s; the run goes on from update %d", told, self.update)
+            for message in damage:
+                log.warning("%s; the run goes on from update %d", message, self.update)
             self._find_best(self.folder)
             self.folder.drop_old(self.update, self.config.keep)
             return
@@ -234,8 +234,8 @@ class Trainer:
     def _note_compile_failure(self, update: int) -> None:
         failure = self.agent.take_compile_failure()
         if failure is not None:
-            told = f"torch.compile failed, and the network runs uncompiled from now on: {failure}"
-            self.recorder.event(Event("compile", update, told, "warning"))
+            message = f"torch.compile failed, and the network runs uncompiled from now on: {failure}"
+            self.recorder.event(Event("compile", update, message, "warning"))
 
     def _note_cluster(self, update: int) -> None:
         """Nodes that came and went, with the logs of lost actors."""

@@ -44,21 +44,21 @@ class TrainConfig:
     updates: int = 60
     """Rollouts, and PPO updates, in all."""
     seed: int = 0
-    """Decides the agent's start, its choices, and which problems it sees."""
+    """Random seed of the agent's first weights, its choices and the training problems."""
     draws: int | None = None
-    """Problems to train on, over and over; None is new ones for ever."""
+    """Number of training problems, which are used over and over; None: every problem is new."""
     init: str | None = None
     """Checkpoint that the policy starts from; None is a fresh one. A run's folder keeps a copy."""
     floor: float = 0.0
     """Least probability of a legal choice, in every head: what is never tried is never learnt about."""
     rent: Rent = RENT_RATE
-    """Points that one more host-size of parameters must earn; "varied" is another one, from 0 to 20, for each draw."""
+    """Points that one more host-size of parameters must earn; "varied": from 0 to 20, another one for each draw."""
     reward: RewardConfig = field(default_factory=RewardConfig)
     ppo: PPOConfig = field(default_factory=PPOConfig)
     engine: EngineOption = "auto"
-    """What trains the growing networks: auto is the fastest engine that can train all of the family's."""
+    """What trains the growing networks: auto is the fastest engine that can train the whole family."""
     precision: Precision = Precision.FP32
-    """How precisely a GPU trains the growing networks."""
+    """Number format of the growing networks on a GPU."""
     compiled: bool = False
     """Whether the growing networks are compiled; for the agent's own network it is `compile` in `ppo`."""
     vanishing_gradient: float = VANISHING

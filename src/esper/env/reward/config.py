@@ -71,9 +71,9 @@ class RewardConfig:
     """What is paid for. A cost of 0 turns that cost off; no setting can turn a cost into an income."""
 
     mode: Mode = "shaped"
-    """How much is said before the end: shaped and simplified after every epoch, minimal and sparse at the end."""
+    """When rewards are paid: shaped and simplified after every epoch, minimal and sparse at the end."""
     signal: Signal = "contribution"
-    """What the shaping looks at: validation accuracy and measured contributions, or validation loss."""
+    """Base of the shaping: validation accuracy and measured contributions, or validation loss."""
     loss_scale: LossScale | None = None
     """For the loss signal: what losses are worth; None follows from the number of classes."""
     discount: float = DISCOUNT
