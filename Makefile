@@ -33,7 +33,7 @@ bench: .venv/peers
 	for name in offline ppo siblings telemetry value_start; do $(BIN)/python benchmarks/$$name.py || exit 1; done
 	$(BIN)/esper bench
 
-# The first row of the table of docs/results.md anew, from the shipped controller: about a quarter of an hour on two cores.
+# The first row of the table of docs/results.md anew, from the shipped controller: about five minutes on two idle cores.
 results: .venv/demo
 	$(BIN)/python benchmarks/results.py measure mixed --arms none schedule heuristic small --learned small --workers 2
 	$(BIN)/python benchmarks/results.py render
