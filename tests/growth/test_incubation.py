@@ -19,6 +19,7 @@ from esper.engine.optimizer import GrowingOptimizer
 from esper.growth.attach import attach
 from esper.growth.blueprints import blueprint, fitting, registry
 from esper.growth.model import GrowingModel
+from esper.growth.seed import Seed
 from esper.growth.slot import Slot
 from esper.lifecycle import Rules, Stage
 from esper.tasks import load_task
@@ -143,11 +144,11 @@ def test_the_shadow_is_the_network_with_the_seed_at_full_strength_on_a_detached_
         module._forward_hooks.clear()
         seed = copy.deepcopy(slot.seed)
 
-        def grown(_: nn.Module, args: object, output: object, seed: nn.Module | None = seed) -> object:
+        def grown(_: nn.Module, args: tuple[Tensor], output: object, seed: Seed | None = seed) -> object:
             assert seed is not None
             if isinstance(output, tuple):
                 return (seed(output[0].detach()), *output[1:])
-            return seed(output.detach())  # type: ignore[union-attr]
+            return seed(output.detach(), args[0].detach() if seed.reads_input else None)  # type: ignore[union-attr]
 
         module.register_forward_hook(grown)
         expected = cross_entropy(reference(x), y)

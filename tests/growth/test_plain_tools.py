@@ -129,7 +129,7 @@ def fx(grown: nn.Module, path: Path) -> None:
     encoder = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
     growing = grow(nn.Sequential(encoder), torch.randn(2, 5, 8), [(0, "attention", "linear", "HOLDING")], ["0"])
     with pytest.raises(RuntimeError, match=r"cannot trace a seed that reads masks: use torch\.export"):
-        grafted(plain_model(growing))[0][1].traced(None)
+        grafted(plain_model(growing))[0][1].traced(None, None)
 
 
 def jit_trace(grown: nn.Module, path: Path) -> None:

@@ -57,16 +57,16 @@ def grown() -> Grown:
 
 def test_what_auto_chose_is_a_remark_and_no_warning(grown: Grown) -> None:
     """A warning would be an error in this suite."""
-    assert grown.history.slots == ("1", "3")
-    assert grown.remarks[0] == "slots='auto' chose 1, 3; esper.slots(model, example) lists every possible slot."
+    assert grown.history.slots == ("0", "2")
+    assert grown.remarks[0] == "slots='auto' chose 0, 2; esper.slots(model, example) lists every possible slot."
 
 
 def test_auto_is_the_default_of_grow_and_of_an_own_loop() -> None:
     model = net()
     growth = esper.Growth(model, torch.optim.SGD(model.parameters(), lr=0.1), validate=VAL, epochs=9)
-    assert [slot.path for slot in growth.learner.model.slots] == ["1", "3"]
+    assert [slot.path for slot in growth.learner.model.slots] == ["0", "2"]
     found = esper.slots(model, X[:2])
-    assert esper.grow(net(), TRAIN, VAL, epochs=1, controller="none").history.slots == ("1", "3")
+    assert esper.grow(net(), TRAIN, VAL, epochs=1, controller="none").history.slots == ("0", "2")
     assert esper.grow(net(), TRAIN, VAL, epochs=1, controller="none", slots=found["3"]).history.slots == ("3",)
 
 
@@ -378,7 +378,7 @@ def test_ctrl_c_at_a_terminal_is_answered_at_once(
 
 def test_a_killed_run_with_patience_and_best_epoch_goes_on_exactly(tmp_path: Path) -> None:
     """In a process of its own, which gets no chance to tidy up."""
-    settings: dict[str, Any] = {"slots": "auto", "epochs": 40, "control": True, "patience": 6, "keep_best": True}
+    settings: dict[str, Any] = {"slots": ["1", "3"], "epochs": 40, "control": True, "patience": 6, "keep_best": True}
 
     def die(record: EpochRecord, control: EpochRecord | None) -> None:
         if record.epoch + 1 == last:

@@ -2,7 +2,8 @@
 
     blocks           modules with layers inside, of a class that the model has at least twice (the outermost of them):
                      each block of a transformer or of a residual MLP
-    hidden layers    where there are no blocks: each layer with weights, after its norm and activation
+    hidden layers    where there are no blocks: each layer with weights, after its norm and activation; a linear layer
+                     of vectors itself, because seeds may stand beside it (`places.source_of`)
     maps             of both kinds, only the last before the number of channels or the resolution changes: stage ends
     never            outputs and what makes them, embeddings, layers inside of a block, modules that are called twice
 
@@ -145,14 +146,17 @@ def _has_weights(module: nn.Module) -> bool:
 
 
 def _hidden_layers(elements: Sequence[_Element], shapes: Mapping[str, SlotShape]) -> list[str]:
-    """Where each layer ends, norm and activation included; without the last layer, which makes the output."""
+    """The end of each layer, norm and activation included; without the last layer, which makes the output.
+
+    A linear layer of vectors ends with itself: the seeds of its slot act before its norm and activation.
+    """
     ends: list[str] = []
     extends = False
     for element in elements:
         shape = shapes.get(element.path)
         if element.has_weights:
             ends.append(element.path)
-            extends = bool(element.path) and not element.is_block
+            extends = bool(element.path) and not element.is_block and not shapes[element.path].source
         elif extends and shape == shapes[ends[-1]] and not issubclass(element.kind, _DropoutNd):
             ends[-1] = element.path
         else:  # a pooling, a flattening: what comes after it belongs to no layer

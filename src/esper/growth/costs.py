@@ -40,7 +40,8 @@ def seed_flops(blueprint: str, shape: SlotShape, blend: str = "linear") -> int:
 
     def on(device: str) -> int:
         with preserved_rng(torch.device("cpu")), torch.device(device):
-            return flops_per_example(Seed(blueprint, shape, blend), shape.example(2))
+            seed = Seed(blueprint, shape, blend)
+            return flops_per_example(seed, shape.inputs(2) if seed.reads_input else shape.example(2))
 
     try:
         return on("meta")  # takes no memory and no time

@@ -32,11 +32,12 @@ class Grafted(nn.Module):
         self.alpha = alpha  # below 1 only for a seed that was exported before it was blended in fully
         self.grown = grown
         self.inputs = inputs if getattr(seed, "reads_mask", False) else ()
+        self.reads_input = bool(getattr(seed, "reads_input", False))
         self.holder = ""
         self.handle: Any = None
 
-    def forward(self, h: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        changed: torch.Tensor = self.seed(h) if mask is None else self.seed(h, mask)
+    def forward(self, h: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
+        changed: torch.Tensor = self.seed(h) if other is None else self.seed(h, other)
         return changed if self.alpha == 1.0 else h + self.alpha * (changed - h)
 
     def act(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
@@ -44,15 +45,17 @@ class Grafted(nn.Module):
         if getattr(module, "_is_replica", False):  # its seeds would be those of the first GPU
             raise RuntimeError("nn.DataParallel cannot copy a grown model: use DistributedDataParallel")
         h = first_tensor(output)
+        other = first_input(args, kwargs) if self.reads_input else None
         if isinstance(h, torch.fx.Proxy):
-            return with_first(output, self.traced(h))
-        return with_first(output, self(h, readable(self.inputs, args, kwargs, h) if self.inputs else None))
+            return with_first(output, self.traced(h, other))
+        return with_first(output, self(h, readable(self.inputs, args, kwargs, h) if self.inputs else other))
 
-    def traced(self, h: torch.fx.Proxy) -> Any:
+    def traced(self, h: torch.fx.Proxy, other: torch.fx.Proxy | None) -> Any:
         """One node of torch.fx, which cannot look into most seeds."""
         if self.inputs:
             raise RuntimeError("torch.fx cannot trace a seed that reads masks: use torch.export.export")
-        return h.tracer.create_proxy("call_module", h.tracer.path_of_module(self), (h,), {})  # type: ignore[attr-defined]
+        given = (h,) if other is None else (h, other)
+        return h.tracer.create_proxy("call_module", h.tracer.path_of_module(self), given, {})  # type: ignore[attr-defined]
 
     def join(self, module: nn.Module, holder: nn.Module, path: str) -> None:
         """Act at the output of `module`, as a part of `holder`, which has this path in the host."""
@@ -98,6 +101,11 @@ def read_record(state: torch.Tensor) -> dict[str, Any]:
 def first_tensor(output: Any) -> Any:
     """What a seed acts on: the output of its module, or the first part of a tuple or list."""
     return output[0] if type(output) in (tuple, list) and output else output
+
+
+def first_input(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    """What a layer with one input was called with."""
+    return args[0] if args else next(iter(kwargs.values()))
 
 
 def with_first(output: Any, first: torch.Tensor) -> Any:

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from esper.growth.blueprints import SlotShape
-from esper.growth.graft import SEEDS, first_tensor
+from esper.growth.graft import SEEDS, first_input, first_tensor
 from esper.growth.layout import find_layout
-from esper.growth.probe import AttachError, Probe
+from esper.growth.probe import AttachError, Call, Probe
 
 
 class Place(Protocol):
@@ -99,7 +99,22 @@ def slot_shape(model: nn.Module, path: str, seen: Probe, layouts: Mapping[str, s
     layout, channels_last = find_layout(path, module, three, seen.passes[1], layouts)
     if channels_last:
         return SlotShape(layout, three.shape[-1], tuple(three.shape[1:-1]), channels_last=layout == "conv2d")
-    return SlotShape(layout, three.shape[1], tuple(three.shape[2:]))
+    source = source_of(module, seen.passes[1][module]) if layout == "dense" and not is_own(model) else 0
+    return SlotShape(layout, three.shape[1], tuple(three.shape[2:]), source=source)
+
+
+def is_own(host: nn.Module) -> bool:
+    """Whether a host is one of Esper's own. Their seeds are as they were when policies were trained with them."""
+    return type(host).__module__.partition(".")[0] == "esper"
+
+
+def source_of(module: nn.Module, call: Call) -> int:
+    """How many features a linear layer of vectors reads; 0 for other modules.
+
+    Subclasses may leave out some of their inputs on purpose (masked layers), which a seed beside them would read.
+    """
+    read = first_input(call.args, call.kwargs) if type(module) is nn.Linear else None
+    return read.shape[1] if isinstance(read, Tensor) and read.dim() == 2 else 0
 
 
 def slot_tensor(path: str, output: Any) -> Tensor:

@@ -26,11 +26,13 @@ class Seed(nn.Module):
         self.blend = blend
         self.body = enclosed(get_blueprint(blueprint, shape.layout).build(shape), shape, blend)
         self.reads_mask = bool(getattr(self.body, "reads_mask", False))
+        self.reads_input = bool(getattr(self.body, "reads_input", False))
         self.size = sum(parameter.numel() for parameter in self.parameters())
         """Parameters, constants included."""
 
-    def forward(self, h: Tensor, mask: Tensor | None = None) -> Tensor:
-        out: Tensor = self.body(h) if mask is None else self.body(h, mask)
+    def forward(self, h: Tensor, other: Tensor | None = None) -> Tensor:
+        """`other` is a mask, or what the slot's module read, for a seed that reads such a thing."""
+        out: Tensor = self.body(h) if other is None else self.body(h, other)
         return out
 
     def extra_repr(self) -> str:

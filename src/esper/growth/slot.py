@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.hooks import RemovableHandle
 
 from esper.growth.blueprints import SlotShape
-from esper.growth.graft import argument_names, first_tensor, readable, with_first
+from esper.growth.graft import argument_names, first_input, first_tensor, readable, with_first
 from esper.growth.replay import Recorded
 from esper.growth.seed import Seed
 from esper.growth.tensors import own_tensors
@@ -58,7 +58,7 @@ class Slot:
         self.keep_output = False
         self._repeat: Recorded | None = None
         self._handle: RemovableHandle | None = None
-        self._inputs: tuple[str, ...] = ()
+        self._mask_inputs: tuple[str, ...] = ()
         self._shadow_buffers: list[tuple[nn.Module, str, Tensor]] = []
 
     @property
@@ -80,7 +80,7 @@ class Slot:
         precision = torch.promote_types(parameters[0].dtype, torch.float32)
         self.alpha, self._alpha_set = torch.zeros((), device=parameters[0].device, dtype=precision), 0.0
         # What a seed that reads masks needs of the module's inputs; most read none, and pay nothing.
-        self._inputs = argument_names(self.module) if seed.reads_mask else ()
+        self._mask_inputs = argument_names(self.module) if seed.reads_mask else ()
         self._handle = self.module.register_forward_hook(self._hook, with_kwargs=True)
         self._shadow_buffers = [
             (module, name, buffer.clone())
@@ -120,7 +120,7 @@ class Slot:
             mode = SlotMode.LIVE
         h: Tensor = first_tensor(output)
         if mode is SlotMode.SHADOW:
-            return with_first(output, self._grown(seed, h.detach(), args, kwargs))
+            return with_first(output, self._grown(seed, h.detach(), args, kwargs, detached=True))
         if mode is SlotMode.LIVE and self.stage in IN_FORWARD:
             grown = self._grown(seed, h, args, kwargs)
             mixed = grown if self.strength == 1.0 else h + self.alpha * (grown - h)
@@ -130,8 +130,14 @@ class Slot:
             self._repeat = Recorded.of(mixed)
         return None if mixed is h else with_first(output, mixed)
 
-    def _grown(self, seed: Seed, h: Tensor, args: Any, kwargs: dict[str, Any]) -> Tensor:
-        changed: Tensor = seed(h, readable(self._inputs, args, kwargs, h)) if self._inputs else seed(h)
+    def _grown(self, seed: Seed, h: Tensor, args: Any, kwargs: dict[str, Any], detached: bool = False) -> Tensor:
+        other: Tensor | None = None
+        if self._mask_inputs:
+            other = readable(self._mask_inputs, args, kwargs, h)
+        elif seed.reads_input:
+            x: Tensor = first_input(args, kwargs)
+            other = x.detach() if detached else x
+        changed: Tensor = seed(h, other)
         return changed
 
     def start_pass(self, *, keep_output: bool) -> None:

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from esper.growth.blueprints import SlotShape, Style
-from esper.growth.places import host_modules
+from esper.growth.places import host_modules, is_own
 from esper.growth.probe import try_batch, with_batch
 
 _CALLED: dict[Callable[..., Any], str] = {
@@ -59,7 +59,7 @@ class Used:
 
 def find_styles(model: nn.Module, example: Any, shapes: Mapping[str, SlotShape]) -> dict[str, Style]:
     """By slot. Seeds of Esper's own hosts have their own style: policies were trained with those."""
-    if type(model).__module__.partition(".")[0] == "esper":
+    if is_own(model):
         return dict.fromkeys(shapes, Style())
     used = _uses(model, example)
     return {path: _near(model, path, math.prod(shape.sizes), used) for path, shape in shapes.items()}

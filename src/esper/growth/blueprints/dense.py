@@ -48,17 +48,27 @@ class LowRank(nn.Module):
 @blueprint("mlp", "sequence", "dense", expansion=4)
 @blueprint("mlp_small", "sequence", "dense", expansion=2)
 class FeatureMLP(nn.Module):
-    """A normalised residual MLP with one hidden layer."""
+    """A residual MLP with one hidden layer.
 
-    def __init__(self, channels: int, layout: str, expansion: int, style: dict[str, Any] | None = None) -> None:
+    After a layer it reads, normalised, what the layer gives. Beside a linear layer it reads the `source` features that
+    this layer reads, as they are: hidden units that a narrow layer lacks. After it, what the layer has lost would stay
+    lost. It has about as many parameters here as there, so fewer units where it reads much.
+    """
+
+    def __init__(
+        self, channels: int, layout: str, expansion: int, style: dict[str, Any] | None = None, source: int = 0
+    ) -> None:
         super().__init__()
-        self.norm = feature_norm_for(channels, layout, style)
-        self.up = nn.Linear(channels, expansion * channels)
+        self.reads_input = source > 0
+        self.norm = nn.Identity() if source else feature_norm_for(channels, layout, style)
+        source = source or channels
+        hidden = max(1, round(expansion * channels * 2 * channels / (source + channels)))
+        self.up = nn.Linear(source, hidden)
         self.act = activation_for("GELU", style)
-        self.down = nn.Linear(expansion * channels, channels)
+        self.down = nn.Linear(hidden, channels)
         nn.init.zeros_(self.down.weight)
         nn.init.zeros_(self.down.bias)
 
-    def forward(self, h: torch.Tensor) -> torch.Tensor:
-        change: torch.Tensor = self.down(self.act(self.up(self.norm(h))))
+    def forward(self, h: torch.Tensor, x: torch.Tensor | None = None) -> torch.Tensor:
+        change: torch.Tensor = self.down(self.act(self.up(self.norm(h if x is None else x))))
         return h + change

@@ -18,6 +18,7 @@ class Gated(nn.Module):
         self.layout = layout
         self.causal = causal
         self.reads_mask = getattr(body, "reads_mask", False)
+        self.reads_input = getattr(body, "reads_input", False)
         hidden = max(4, channels // 4)
         last = nn.Linear(hidden, 1)
         self.decide = nn.Sequential(nn.Linear(channels, hidden), nn.SiLU(), last)
@@ -35,8 +36,8 @@ class Gated(nn.Module):
             return opening
         return opening.movedim(-1, 1) if self.causal else opening.reshape(-1, *[1] * (axes - 1))
 
-    def forward(self, h: torch.Tensor, mask: torch.Tensor | None = None) -> torch.Tensor:
-        changed: torch.Tensor = self.body(h) if mask is None else self.body(h, mask)
+    def forward(self, h: torch.Tensor, other: torch.Tensor | None = None) -> torch.Tensor:
+        changed: torch.Tensor = self.body(h) if other is None else self.body(h, other)
         return h + self.gate(h) * (changed - h)
 
 

@@ -8,7 +8,8 @@ A seed must not let through what its host does not (`Visibility`). A class that 
 argument `causal`, and then looks at no later one; what a class really reads is tried out, so one without it, or with a
 fault, is never offered where it would leak. One that takes `style` gets the host's norm and activation (`Style.data`),
 or nothing where they are its own. For sequences such a class also takes padding masks: it says
-`reads_mask = True`, and its forward is `forward(h, mask=None)` (see `sequence.py`).
+`reads_mask = True`, and its forward is `forward(h, mask=None)` (see `sequence.py`). One that takes `source` can stand
+beside a linear layer instead of after it, see `dense.py`: its forward is then `forward(h, x)`.
 
 A name says what kind of computation a seed is; layouts that compute it differently register a class each under that one
 name (`norm` is a GroupNorm in a conv slot, a LayerNorm in a sequence), so that a controller has one word for it.
@@ -75,6 +76,12 @@ class SlotShape:
     """A feature map whose channels are its last axis, [batch, height, width, channels]."""
     style: Style = Style()
     """Of a user's host, see `growth/style.py`; seeds of Esper's own hosts have their own."""
+    source: int = 0
+    """Features that the slot's module reads, where a seed may stand beside it (`places.source_of`); else 0."""
+
+    def inputs(self, batch: int) -> tuple[Tensor, ...]:
+        """What a seed is called with: `example`, and what the slot's module reads where that is known."""
+        return (self.example(batch), *([torch.randn(batch, self.source)] if self.source else []))
 
     def example(self, batch: int) -> Tensor:
         """A random activation of this shape, from the global generator."""
@@ -116,6 +123,8 @@ class Blueprint:
             given["causal"] = shape.visibility != "both"
         if "style" in taken and (style := shape.style.data()):
             given["style"] = style
+        if "source" in taken and shape.source:
+            given["source"] = shape.source
         return given
 
     def build(self, shape: SlotShape) -> nn.Module:
@@ -167,6 +176,8 @@ def blueprint(name: str, *layouts: Layout, **options: Any) -> Callable[[_Module]
         entry = Blueprint(name, frozenset(layouts), module, options, summary)
         for layout in layouts:
             _try(entry, SlotShape(layout, _TRIED.channels, _TRIED.sizes[: _AXES[layout]]))
+        if "dense" in layouts and "source" in inspect.signature(module).parameters:
+            _try(entry, SlotShape("dense", _TRIED.channels, source=_TRIED.channels + 1))
         if (
             "sequence" in layouts
             and not getattr(module, "reads_mask", False)
@@ -203,11 +214,11 @@ def _try(entry: Blueprint, shape: SlotShape) -> None:
     if not (isinstance(entry.module, type) and issubclass(entry.module, nn.Module)):
         raise ValueError(f"{kind} must be a class of nn.Module with __init__(self, {wanted})")
     with torch.random.fork_rng(devices=[]), torch.device("cpu"), torch.no_grad():
-        h, part = shape.example(2), f"cannot be built as __init__(self, {wanted})"
+        (h, *source), part = shape.inputs(2), f"cannot be built as __init__(self, {wanted})"
         try:
             module = entry.build(shape)
             part = f"fails for an activation of {list(h.shape)} ({shape.layout})"
-            out = module(h)
+            out = module(h, *source)
         except NameError:  # a class that uses its own name, or one further down its file, cannot be tried yet
             return
         except Exception as error:

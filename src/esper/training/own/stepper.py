@@ -225,6 +225,7 @@ class Stepper:
                     "blueprint": slot.seed.blueprint,
                     "blend": slot.seed.blend,
                     "style": slot.seed.shape.style.data(),
+                    "source": slot.seed.shape.source,
                     "tensors": _copies(slot.seed.state_dict()),
                     "shadow": [buffer.clone() for buffer in slot.shadow_buffers],
                 }
@@ -277,7 +278,8 @@ class Stepper:
         for saved in state["seeds"]:
             slot = model.slots[saved["slot"]]
             with torch.random.fork_rng(devices=[]):
-                shape = replace(slot.shape, style=Style(**saved.get("style", {})))  # of older states, a seed's own
+                style = Style(**saved.get("style", {}))  # of older states, a seed's own
+                shape = replace(slot.shape, style=style, source=saved.get("source", 0))
                 seed = Seed(saved["blueprint"], shape, saved["blend"])
             model.place(slot, seed)
             seed.load_state_dict(saved["tensors"])
