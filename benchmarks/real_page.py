@@ -77,7 +77,7 @@ WHO = (
     "For whoever asks whether growing pays on data and models that were not made for it. Written by "
     "`python benchmarks/real_problems.py render` from docs/real_problems.json; do not edit."
 )
-PROTOCOL = """The protocol was written and committed before the first of its runs. (The commits of that session were lost
+PROTOCOL = """The protocol was written and committed before the first of its runs. (Commits of that session were lost
 with its machine, so this history has protocol and figures together.) The figures are of a version before seeds took
 the activation and the norm of their host, and before learned policies kept what clearly pays.
 
