@@ -40,8 +40,13 @@ class Grafted(nn.Module):
         changed: torch.Tensor = self.seed(h) if other is None else self.seed(h, other)
         return changed if self.alpha == 1.0 else h + self.alpha * (changed - h)
 
-    def act(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+    def act(self, module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any = None) -> Any:
         """The hook."""
+        if output is None:  # torch's eager quantisation moves hooks to another module, and leaves the seed behind
+            raise RuntimeError(
+                f"the layer at which a seed grew was replaced by a {type(module).__name__}, and the seed is no part of "
+                "that: leave layers with seeds out when you quantise, or quantise the exported program"
+            )
         if getattr(module, "_is_replica", False):  # its seeds would be those of the first GPU
             raise RuntimeError("nn.DataParallel cannot copy a grown model: use DistributedDataParallel")
         h = first_tensor(output)
