@@ -3,8 +3,8 @@
     python benchmarks/beside.py            # seven tables, three rates, four seeds: about five minutes on one core
 
 Nothing grows here: the seeds are there from the start, so that only their place differs. For each table and network the
-best of three rates is shown, chosen by the same test set for all of them. These tables chose the place of `mlp` seeds
-(docs/slots.md); those of docs/real_problems.md had no say.
+best of three rates is shown, chosen by the same test set for all of them. The form of seeds beside a layer was chosen
+on these tables (docs/slots.md).
 """
 
 from __future__ import annotations
