@@ -160,9 +160,9 @@ class Heuristic(RuleController):
     def _of_seed(self, op: int, slot: SlotView, situation: Situation) -> str:
         contribution = 0.0 if slot.contribution is None else slot.contribution.accuracy
         if op == Op.FOSSILIZE:
-            return f"it contributes {contribution:+.1f} points"
+            return f"it contributes {contribution:+z.1f} points"
         if slot.stage is Stage.TRAINING:
-            promise = "nothing" if slot.shadow_benefit is None else f"{slot.shadow_benefit.accuracy:+.1f} points"
+            promise = "nothing" if slot.shadow_benefit is None else f"{slot.shadow_benefit.accuracy:+z.1f} points"
             return f"after {slot.dwell} epochs its shadow promises {promise}"
         if slot.stage is not Stage.HOLDING:
             return f"it costs {-contribution:.1f} points"
