@@ -168,7 +168,7 @@ class Heuristic(RuleController):
             return f"it costs {-contribution:.1f} points"
         extra = torch.tensor(extra_rent(situation.rent, slot.parameters, situation.host_parameters))
         asks = "" if situation.rent == RENT_RATE else f"; the rent asks for {float(self._least(extra)):.1f}"
-        return f"it contributes only {contribution or 0.0:+.1f} points{asks}"  # no "-0.0"
+        return f"it contributes only {contribution or 0.0:+z.1f} points{asks}"
 
 
 _NEVER = 2**40
