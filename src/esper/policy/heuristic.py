@@ -37,6 +37,7 @@ class HeuristicSettings:
     plateau_gain: float = 3.0
     """Plant when the best accuracy rose by fewer points than this over `plateau_epochs`."""
     plateau_epochs: int = 2
+    """Epochs over which that rise is measured."""
     patience: int = 4
     """Epochs of incubation, or of holding, after which a seed that shows no benefit is pruned."""
     harm: float = 5.0
@@ -46,6 +47,7 @@ class HeuristicSettings:
     late_margin: int = 8
     """Do not plant when fewer epochs than this remain: the seed could not finish."""
     rotation: tuple[str, ...] = ROTATION
+    """Blueprints to plant, in this order; what does not fit a slot is left out."""
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)
