@@ -87,7 +87,7 @@ class PlainHeuristic:
         if situation.epoch < s.first_epoch or len(accuracies) <= s.plateau_epochs:
             return f"it plants after {max(s.first_epoch, s.plateau_epochs + 1)} epochs at the earliest"
         if max(accuracies) - max(accuracies[: -s.plateau_epochs]) >= s.plateau_gain:
-            return f"accuracy still rose by {s.plateau_gain:g} points or more in {s.plateau_epochs} epochs"
+            return f"accuracy still rose by {s.plateau_gain:g} points or more over {s.plateau_epochs} epochs"
         return ""
 
     def _plant(self, situation: Situation) -> Action:

@@ -155,7 +155,7 @@ class Heuristic(RuleController):
             Wait.TRYING: "a seed is being tried",
             Wait.LATE: f"fewer than {s.late_margin} epochs remain, too few for a seed",
             Wait.EARLY: f"it plants after {max(s.first_epoch, s.plateau_epochs + 1)} epochs at the earliest",
-            Wait.RISING: f"accuracy still rose by {s.plateau_gain:g} points or more in {s.plateau_epochs} epochs",
+            Wait.RISING: f"accuracy still rose by {s.plateau_gain:g} points or more over {s.plateau_epochs} epochs",
             Wait.NOTHING_FITS: "no seed that it knows fits an empty slot and the limits",
         }[Wait(code)]
 
