@@ -205,13 +205,13 @@ def render(store: Mapping[str, Any], images: Path) -> str:
     commands = sorted({arm["made"]["command"] for label, arm in arms if label != BEFORE})
     return page_of(
         [
-            ["# Results: the learned controller against its rivals"],
+            ["# Results: the learned controller compared with others"],
             [
-                "For whoever asks what `small` is worth. Written by `python benchmarks/results.py render` from "
+                "For everyone who asks how good `small` is. Written by `python benchmarks/results.py render` from "
                 "docs/results.json; do not edit."
             ],
             [INTRODUCTION],
-            ["![What the learned controller is ahead by, by family](images/results_leads.png)"],
+            ["![Lead of the learned controller, by family](images/results_leads.png)"],
             ["## Scores", "", *score_table(main)],
             ["## Kinds of problem that no training draw has", "", *kinds_table(main.get("unseen"))],
             ["## Harm", "", *harm_table(main)],
@@ -236,7 +236,7 @@ def score_table(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
         "family",
         "draws",
         *arms,
-        "its size",
+        "size with `small`",
         *(f"`small` − {arm}" for arm in ("none", "schedule", "heuristic", BEFORE)),
     ]
     lines = table(head, rows)

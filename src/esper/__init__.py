@@ -1,4 +1,4 @@
-"""Esper: neural networks that grow themselves while they train.
+"""Esper: neural networks that grow while they train.
 
 grown = esper.grow(model, (x, y), (x_val, y_val), slots=["layer1", "layer2"])
 grown.model      # a plain nn.Module, bigger only where it paid

@@ -99,7 +99,7 @@ class Rules:
     gradient_activity: float = 1e-6
     """Least root-mean-square gradient per parameter during incubation: a dead seed never blends."""
     shadow_benefit: float = 0.0
-    """Least accuracy points that the seed must promise on its shadow pass before it may blend."""
+    """Least shadow benefit, in accuracy points, of a seed that may blend."""
     blending_epochs: int = 3
     """Length of the ramp from alpha 0 to 1."""
     contribution: float = 0.0

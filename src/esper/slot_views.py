@@ -62,6 +62,11 @@ class SlotLife:
         return bool(self._of("retiring"))
 
     @property
+    def why_retiring(self) -> str:
+        """The reason of the decision by which the seed is being ramped out."""
+        return self.slots._why_retiring[self.index]
+
+    @property
     def gradient(self) -> float | None:
         found = self._of("gradient")
         return None if math.isnan(found) else found

@@ -114,13 +114,13 @@ def test_the_reason_holds_what_was_measured_and_expected(learned: LearnedControl
             assert action.slot is not None
             assert learned.value_units is not None
             points = learned.value_units.to_returns(torch.tensor([value])).item()
-            assert f"expects {points:+.1f} points" in action.reason
+            assert f"expects {points:+z.1f} points" in action.reason
             slot = situation.slots[action.slot]
             if action.op is Op.GERMINATE and situation.history:
                 assert f"accuracy {situation.history[-1].measured.accuracy:.1f} %" in action.reason
             elif slot.contribution is not None:
                 worth = slot.contribution
-                assert f"contribution {worth.accuracy:+.1f} ± {worth.error:.1f}" in action.reason
+                assert f"contribution {worth.accuracy:+z.1f} ± {worth.error:.1f}" in action.reason
             assert "\n" not in action.reason
     assert acts > 3
 

@@ -254,6 +254,8 @@ class Returns(nn.Module):
         (["nothing"], {}, "slot 'nothing' gives a tuple: a slot needs a tensor"),
         (["scalar"], {}, "slot 'scalar' gives shape [] for a batch of 3: its first axis must be the batch"),
         ("stem", {}, "slots must be a list of module paths, such as ['stem']"),
+        ([1], {}, "slots must be module paths, such as ['1'], or slots that esper.slots lists, not 1"),
+        ([nn.ReLU()], {}, "slots must be module paths, such as ['1'], or slots that esper.slots lists, not a ReLU"),
         ([], {}, "no slots were named; this model has modules such as stem, twice"),
         (["stem"], {"blueprints": ["mlpp"]}, "unknown blueprint 'mlpp': choose some of"),
         (["stem"], {"layouts": {"stem": "denser"}}, "unknown layout 'denser' for slot 'stem': choose one of"),

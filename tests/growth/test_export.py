@@ -198,6 +198,13 @@ def test_flops() -> None:
     assert flops_per_example(gpt, ids) == 2 * (linear + 3 * 2 * 12 * 12 * 16)
 
 
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+def test_flops_of_recurrent_layers(kind: type[nn.RNNBase], gates: int) -> None:
+    onednn = torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()
+    assert flops_per_example(kind(12, 16, batch_first=True), torch.randn(3, 5, 12)) == 2 * 5 * gates * 16 * (12 + 16)
+    assert (torch.backends.mkldnn.is_available() and torch._C._get_mkldnn_enabled()) == onednn  # as it was
+
+
 # -- files, where Esper cannot be imported ----------------------------------------------------------------------------
 
 PLANTINGS = {

@@ -59,15 +59,15 @@ class PlainHeuristic:
         s = self.settings
         contribution = None if slot.contribution is None else slot.contribution.accuracy
         if slot.fossilizable and contribution is not None and contribution > self._least(slot, situation):
-            return Action(Op.FOSSILIZE, slot.index, reason=f"it contributes {contribution:+.1f} points")
+            return Action(Op.FOSSILIZE, slot.index, reason=f"it contributes {contribution:+z.1f} points")
         if not slot.prunable or (slot.dwell < s.patience and slot.stage is not Stage.BLENDING):
             return WAIT
         if slot.stage is Stage.TRAINING:
-            promise = "nothing" if slot.shadow_benefit is None else f"{slot.shadow_benefit.accuracy:+.1f} points"
+            promise = "nothing" if slot.shadow_benefit is None else f"{slot.shadow_benefit.accuracy:+z.1f} points"
             return Action(Op.PRUNE, slot.index, reason=f"after {slot.dwell} epochs its shadow promises {promise}")
         if slot.stage is Stage.HOLDING:
             asks = "" if situation.rent == RENT_RATE else f"; the rent asks for {self._least(slot, situation):.1f}"
-            return Action(Op.PRUNE, slot.index, reason=f"it contributes only {contribution or 0.0:+.1f} points{asks}")
+            return Action(Op.PRUNE, slot.index, reason=f"it contributes only {contribution or 0.0:+z.1f} points{asks}")
         if contribution is not None and contribution < -s.harm:
             return Action(Op.PRUNE, slot.index, reason=f"it costs {-contribution:.1f} points")
         return WAIT
@@ -87,7 +87,7 @@ class PlainHeuristic:
         if situation.epoch < s.first_epoch or len(accuracies) <= s.plateau_epochs:
             return f"it plants after {max(s.first_epoch, s.plateau_epochs + 1)} epochs at the earliest"
         if max(accuracies) - max(accuracies[: -s.plateau_epochs]) >= s.plateau_gain:
-            return f"accuracy still rose by {s.plateau_gain:g} points or more in {s.plateau_epochs} epochs"
+            return f"accuracy still rose by {s.plateau_gain:g} points or more over {s.plateau_epochs} epochs"
         return ""
 
     def _plant(self, situation: Situation) -> Action:

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
 import esper
+from esper.actions import Action, Op
+from esper.env.situation import Situation
 from esper.growth.plain import grafted
 from esper.lifecycle import Rules, Stage
 from esper.policy.schedule import FixedSchedule, Planting
@@ -141,6 +143,20 @@ def test_unfinished_seeds_that_do_not_help_are_taken_out_at_the_end() -> None:
     grown = quick_grow(rules=never_blends)
     assert grown.parameters == grown.history.host_parameters
     assert grown.history.seeds()[0].why_ended == "the run ended first"
+
+
+def test_a_seed_whose_removal_the_end_of_the_run_cuts_short_keeps_the_reason_of_the_decision() -> None:
+    class Removes:
+        name = "removes"
+
+        def reset(self, seeds: object) -> None: ...
+
+        def decide(self, situations: list[Situation]) -> list[Action]:
+            script = {0: Action(Op.GERMINATE, 0, "mlp", "linear"), 5: Action(Op.PRUNE, 0, reason="enough of it")}
+            return [script.get(situation.epoch, Action()) for situation in situations]
+
+    (story,) = quick_grow(controller=Removes(), rules=Rules(training_epochs=1, shadow_benefit=-100.0)).history.seeds()
+    assert (story.fate, story.ended, story.why_ended) == (Stage.PRUNED, 6, "enough of it")
 
 
 FIVE_WIDE = (torch.zeros(8, 5), torch.zeros(8, dtype=torch.long))

@@ -109,6 +109,10 @@ def test_probabilities_of_classes_are_targets_of_cross_entropy() -> None:
     assert grown.validation.accuracy == pytest.approx(100 * (outputs_of(grown).argmax(1) == Y).float().mean().item())
 
 
+def test_the_class_of_a_loss_is_refused() -> None:
+    refused(r"the class MSELoss: pass an object of it, MSELoss\(\)", lambda: once(loss=nn.MSELoss))
+
+
 def test_a_loss_with_parameters_of_its_own_is_refused() -> None:
     class Learned(nn.Module):
         def __init__(self) -> None:

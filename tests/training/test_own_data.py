@@ -124,6 +124,7 @@ def test_arrays_are_as_good_as_tensors() -> None:
     [
         (None, "the train data must be .* not NoneType"),
         ("data.csv", "the train data must be .* not str"),
+        (X, "the train data must be .* not Tensor"),
         (TensorDataset(X, Y), "the train data are a dataset: wrap it in"),
         ((X, torch.tensor(1)), "the train targets are a single number"),
         ((np.array([None] * 64), Y.numpy()), "the train inputs are an array of object: give numbers"),

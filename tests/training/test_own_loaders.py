@@ -123,6 +123,7 @@ def test_batches_that_cannot_be_used_are_named(batch: Any, message: str) -> None
 
 def test_several_inputs_need_a_loader() -> None:
     refused(r"3 tensors.*TensorDataset", lambda: once((X, X, Y), (X, X, Y)))
+    refused(r"\(tuple of inputs, targets\).* give a DataLoader", lambda: once(((X, X), Y), ((X, X), Y)))
 
 
 # -- a batch of one ----------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ def test_a_rule_gives_its_own_reasons() -> None:
     (remark,) = easy(controller="heuristic", epochs=10).remarks
     assert remark == (
         "The controller heuristic chose to wait in every epoch: fewer than 8 epochs remain, too few for a seed "
-        "(7 epochs); it plants after 3 epochs at the earliest (3 epochs)."
+        "(in 7 epochs); it plants after 3 epochs at the earliest (in 3 epochs)."
     )
 
 
@@ -151,7 +151,7 @@ def test_a_controller_of_ones_own_is_quoted() -> None:
     (remark,) = easy(controller=Waiting(Action()), epochs=6).remarks
     assert remark == "The controller mine chose to wait in every epoch, and gave no reason."
     (remark,) = easy(controller=Waiting(Action(reason="it is Sunday")), epochs=6).remarks
-    assert remark == "The controller mine chose to wait in every epoch: it is Sunday (6 epochs)."
+    assert remark == "The controller mine chose to wait in every epoch: it is Sunday (in 6 epochs)."
     (remark,) = easy(controller=Waiting(Action(Op.GERMINATE, 0, "conv", "linear")), epochs=6).remarks
     assert remark == (
         "The controller mine tried to plant in 6 epochs and was refused: blueprint 'conv' does not fit slot 0 (dense)."
@@ -165,7 +165,7 @@ def test_a_run_that_was_stopped_says_when() -> None:
     why, stopped = grow(signs(256, 0), signs(128, 1), controller="heuristic", on_epoch=interrupt).remarks
     assert why == (
         "The controller heuristic chose to wait until the run was stopped, after 1 of 20 epochs: it plants after 3 "
-        "epochs at the earliest (1 epoch)."
+        "epochs at the earliest (in 1 epoch)."
     )
     assert stopped == "The run was interrupted after 1 of 20 epochs; what was grown so far is kept."
 
@@ -217,7 +217,7 @@ def test_the_default_controller_on_a_linear_host_is_said_to_end_at_chance(width:
     )
     assert grown.remarks[-1].endswith(
         "Seeds that could be planted were not tried, such as mlp at 0 and mlp_small at 0: "
-        'try a rent of 0 (accuracy at any size), controller "heuristic" or more epochs.'
+        'try a rent of 0 (accuracy at any size), controller "heuristic", more epochs or a larger learning rate.'
     )
 
 

@@ -310,7 +310,7 @@ def test_a_parameter_that_no_group_has_is_named() -> None:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"optimizer": torch.optim.SGD(small_net().parameters(), lr=0.1)}, "is a SGD that exists already: pass a fun"),
+        ({"optimizer": torch.optim.SGD(small_net().parameters(), lr=0.1)}, r"exists already \(SGD\): pass a function"),
         ({"optimizer": "adam"}, "must be a function that makes an optimizer from parameters, not 'adam'"),
         ({"optimizer": lambda parameters: None}, "must make a torch.optim.Optimizer, and made a NoneType"),
         ({"optimizer": torch.optim.LBFGS}, "LBFGS cannot train a network that grows"),

@@ -77,7 +77,7 @@ def _named(other: Sequence[int], taken: Sequence[int], situation: Situation) -> 
 
 
 def _expectation(points: float | None) -> str:
-    return "" if points is None else f"; expects {points:+.1f} points"
+    return "" if points is None else f"; expects {points:+z.1f} points"
 
 
 def _measured(op: int, slot: int, situation: Situation) -> str:
@@ -93,5 +93,5 @@ def _worth(slot: SlotView, situation: Situation) -> str:
     for name, found in (("contribution", slot.contribution), ("shadow benefit", slot.shadow_benefit)):
         if found is not None:
             due = seed_rent(slot.parameters, situation.host_parameters, situation.rent)
-            return f"; {name} {found.accuracy:+.1f} ± {found.error:.1f} for a rent of {due:.1f}"
+            return f"; {name} {found.accuracy:+z.1f} ± {found.error:.1f} for a rent of {due:.1f}"
     return ""

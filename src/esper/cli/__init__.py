@@ -194,7 +194,7 @@ def _overview() -> str:
         [
             "usage: esper COMMAND [options]",
             "",
-            "Neural networks that grow themselves while they train.",
+            "Neural networks that grow while they train.",
             "",
             *lines,
             "",

@@ -103,7 +103,11 @@ def survey(
 def _named(slots: SlotChoice) -> list[str]:
     if isinstance(slots, str):
         raise AttachError(f"slots must be a list of module paths, such as [{slots!r}], or {AUTO!r}")
-    several = slots if isinstance(slots, Iterable) else [slots]  # one of those that `esper.slots` lists
+    several = list(slots) if isinstance(slots, Iterable) else [slots]  # one of those that `esper.slots` lists
+    for slot in several:
+        if not isinstance(slot, str) and not isinstance(getattr(slot, "path", None), str):
+            kind = f"a {type(slot).__name__}" if isinstance(slot, nn.Module) else repr(slot)
+            raise AttachError(f"slots must be module paths, such as ['1'], or slots that esper.slots lists, not {kind}")
     return [slot if isinstance(slot, str) else slot.path for slot in several]
 
 

@@ -6,6 +6,8 @@ what is neither a matrix product, a convolution nor an attention (norms, activat
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import cache
 from typing import Any
 
@@ -22,16 +24,26 @@ from esper.growth.slot import preserved_rng
 
 def flops_per_example(model: nn.Module, example: Any) -> int:
     """Floating-point operations of one example's forward pass: matrix products, convolutions and attention."""
-    # The counter has no entry for fused attention, which would count as nothing; it has entries for its parts.
     counter = FlopCounterMode(display=False)
-    fused = torch.backends.mha.get_fastpath_enabled()
-    torch.backends.mha.set_fastpath_enabled(False)
-    try:
-        with untouched(model), sdpa_kernel(SDPBackend.MATH), counter:
-            call(model, with_batch(example, 2))
-    finally:
-        torch.backends.mha.set_fastpath_enabled(fused)
+    with untouched(model), sdpa_kernel(SDPBackend.MATH), _without_fused_layers(), counter:
+        call(model, with_batch(example, 2))
     return int(counter.get_total_flops()) // 2
+
+
+@contextmanager
+def _without_fused_layers() -> Iterator[None]:
+    """Attention and recurrent layers in parts: the counter has entries for these, and fused ones count as nothing."""
+    fastpath, onednn = torch.backends.mha.get_fastpath_enabled(), torch._C._get_mkldnn_enabled()
+    cudnn = torch.backends.cudnn.enabled
+    torch.backends.mha.set_fastpath_enabled(False)
+    torch._C._set_mkldnn_enabled(False)
+    torch._C._set_cudnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch.backends.mha.set_fastpath_enabled(fastpath)
+        torch._C._set_mkldnn_enabled(onednn)
+        torch._C._set_cudnn_enabled(cudnn)
 
 
 @cache

@@ -1,4 +1,4 @@
-"""A host with slots: the body that grows. It obeys; deciding is the controller's part.
+"""A host with slots: the body that grows. What grows in it is the controller's decision.
 
 One epoch, seen from here: `germinate` / `prune` / `fossilize`, `begin_epoch`, training (`forward`, and `shadow` for
 seeds that incubate), measuring (`forward` and `replay` while `recording`), `end_epoch`.

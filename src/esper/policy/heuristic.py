@@ -37,6 +37,7 @@ class HeuristicSettings:
     plateau_gain: float = 3.0
     """Plant when the best accuracy rose by fewer points than this over `plateau_epochs`."""
     plateau_epochs: int = 2
+    """Epochs over which that rise is measured."""
     patience: int = 4
     """Epochs of incubation, or of holding, after which a seed that shows no benefit is pruned."""
     harm: float = 5.0
@@ -46,6 +47,7 @@ class HeuristicSettings:
     late_margin: int = 8
     """Do not plant when fewer epochs than this remain: the seed could not finish."""
     rotation: tuple[str, ...] = ROTATION
+    """Blueprints to plant, in this order; what does not fit a slot is left out."""
 
     def __post_init__(self) -> None:
         check_ranges(self, _RANGES)
@@ -153,22 +155,22 @@ class Heuristic(RuleController):
             Wait.TRYING: "a seed is being tried",
             Wait.LATE: f"fewer than {s.late_margin} epochs remain, too few for a seed",
             Wait.EARLY: f"it plants after {max(s.first_epoch, s.plateau_epochs + 1)} epochs at the earliest",
-            Wait.RISING: f"accuracy still rose by {s.plateau_gain:g} points or more in {s.plateau_epochs} epochs",
+            Wait.RISING: f"accuracy still rose by {s.plateau_gain:g} points or more over {s.plateau_epochs} epochs",
             Wait.NOTHING_FITS: "no seed that it knows fits an empty slot and the limits",
         }[Wait(code)]
 
     def _of_seed(self, op: int, slot: SlotView, situation: Situation) -> str:
         contribution = 0.0 if slot.contribution is None else slot.contribution.accuracy
         if op == Op.FOSSILIZE:
-            return f"it contributes {contribution:+.1f} points"
+            return f"it contributes {contribution:+z.1f} points"
         if slot.stage is Stage.TRAINING:
-            promise = "nothing" if slot.shadow_benefit is None else f"{slot.shadow_benefit.accuracy:+.1f} points"
+            promise = "nothing" if slot.shadow_benefit is None else f"{slot.shadow_benefit.accuracy:+z.1f} points"
             return f"after {slot.dwell} epochs its shadow promises {promise}"
         if slot.stage is not Stage.HOLDING:
             return f"it costs {-contribution:.1f} points"
         extra = torch.tensor(extra_rent(situation.rent, slot.parameters, situation.host_parameters))
         asks = "" if situation.rent == RENT_RATE else f"; the rent asks for {float(self._least(extra)):.1f}"
-        return f"it contributes only {contribution or 0.0:+.1f} points{asks}"  # no "-0.0"
+        return f"it contributes only {contribution or 0.0:+z.1f} points{asks}"
 
 
 _NEVER = 2**40

@@ -54,7 +54,9 @@ class TrainConfig:
     rent: Rent = RENT_RATE
     """Points that one more host-size of parameters must earn; "varied": from 0 to 20, another one for each draw."""
     reward: RewardConfig = field(default_factory=RewardConfig)
+    """The table `[reward]`."""
     ppo: PPOConfig = field(default_factory=PPOConfig)
+    """The table `[ppo]`."""
     engine: EngineOption = "auto"
     """What trains the growing networks: auto is the fastest engine that can train the whole family."""
     precision: Precision = Precision.FP32

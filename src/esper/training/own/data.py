@@ -38,7 +38,16 @@ def checked_data(data: Data, name: str, *, labels: bool) -> Checked:
         return Split(data.x, class_numbers(data.y, name)) if labels else data
     if isinstance(data, Dataset):
         raise ValueError(f"the {name} data are a dataset: wrap it in a torch.utils.data.DataLoader")
-    if isinstance(data, str | dict) or is_array(data) or not isinstance(data, Iterable):
+    if (
+        len(parts) == 2
+        and isinstance(parts[0], tuple | list | dict)
+        and (isinstance(parts[1], Tensor) or is_array(parts[1]))
+    ):
+        raise ValueError(
+            f"the {name} data are ({type(parts[0]).__name__} of inputs, targets): for several inputs give a DataLoader "
+            "over a dataset of such pairs"
+        )
+    if isinstance(data, str | dict | Tensor) or is_array(data) or not isinstance(data, Iterable):
         raise ValueError(
             f"the {name} data must be (inputs, targets) as tensors or arrays, or a DataLoader, not "
             f"{type(data).__name__}"

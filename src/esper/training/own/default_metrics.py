@@ -137,7 +137,7 @@ def checked_outputs(outputs: Any) -> Tensor:
     values = logits_of(outputs)
     if not isinstance(values, Tensor) or values.dim() == 0:
         raise ObjectiveError(
-            f"the model gives {described(values)}: pass loss= and metric= that know what to make of it"
+            f"the model gives {described(values)}: pass both loss= and metric=, functions of (outputs, targets)"
         )
     return values
 

@@ -132,10 +132,12 @@ class SeedStory:
     blueprint: str
     blend: str
     born: int
+    """Epochs that were over when it was planted."""
     why_born: str
     fate: Stage
     """FOSSILIZED, PRUNED, or the stage in which the run left it."""
     ended: int
+    """Epochs that were over when it reached that stage."""
     why_ended: str
     settings: str
     """Whose learning rate and other settings of the optimizer it was trained with."""

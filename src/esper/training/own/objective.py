@@ -163,6 +163,8 @@ def _check_targets(seen: _Seen) -> None:
 
 
 def _on_device(loss: Any, targets: Tensor) -> Any:
+    if isinstance(loss, type) and issubclass(loss, nn.Module):
+        raise ValueError(f"loss= is the class {loss.__name__}: pass an object of it, {loss.__name__}()")
     if not isinstance(loss, nn.Module):
         return loss
     if any(parameter.requires_grad for parameter in loss.parameters()):

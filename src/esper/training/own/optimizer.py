@@ -25,8 +25,9 @@ def make_optimizer(factory: MakeOptimizer | None, model: nn.Module) -> Optimizer
         return torch.optim.AdamW(given, lr=1e-3)
     if isinstance(factory, Optimizer):
         raise ValueError(
-            f"optimizer= is a {type(factory).__name__} that exists already: pass a function that makes one, such as "
-            "lambda parameters: torch.optim.SGD(parameters, lr=0.1), because the control needs one of its own"
+            f"optimizer= is an optimizer that exists already ({type(factory).__name__}): pass a function that makes "
+            "one, such as lambda parameters: torch.optim.SGD(parameters, lr=0.1), because the control needs one of its "
+            "own"
         )
     if not callable(factory):
         raise ValueError(f"optimizer= must be a function that makes an optimizer from parameters, not {factory!r:.60}")

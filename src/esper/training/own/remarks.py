@@ -225,7 +225,7 @@ def _why_nothing_was_grown(before: Outlook, records: Sequence[EpochRecord]) -> s
     reasons = Counter(effect.action.reason for effect in effects if effect.action.reason)
     if not reasons:
         return f"{who} {waited}, and gave no reason."
-    counted = [f"{reason} ({_counted(count, 'epoch')})" for reason, count in reasons.most_common(SHOWN)]
+    counted = [f"{reason} (in {_counted(count, 'epoch')})" for reason, count in reasons.most_common(SHOWN)]
     return f"{who} {waited}: {'; '.join(counted)}."
 
 
@@ -239,7 +239,9 @@ def _ended_at_chance(
     ranks = {name: rank for rank, name in enumerate(ROTATION)}
     likely = sorted(untried, key=lambda pair: ranks.get(pair[1], len(ranks)))  # stable: slots stay in their order
     seeds = " and ".join(f"{name} at {slot}" for slot, name in likely[:2])
-    remedy = "more epochs" if isinstance(before.controller, Heuristic) else 'controller "heuristic" or more epochs'
+    remedy = "more epochs or a larger learning rate"
+    if not isinstance(before.controller, Heuristic):
+        remedy = f'controller "heuristic", {remedy}'
     if before.rent > 0.0 and is_learned(before.controller):
         remedy = f"a rent of 0 (accuracy at any size), {remedy}"
     return (

@@ -353,8 +353,8 @@ def settle(learner: Learner, rent: float = RENT_RATE) -> list[Transition]:
         if life.fossilizable and (owed == 0.0 or worth > owed):
             transitions += model.fossilize(slot, epoch=learner.epoch, reason="the run ended, and it contributes")
         elif not (life.stage is Stage.BLENDING and worth > owed and not life.retiring):
-            reason = "the run ended first"
-            if 0.0 < worth <= owed:
+            reason = life.why_retiring if life.retiring else "the run ended first"
+            if not life.retiring and 0.0 < worth <= owed:
                 reason = (
                     f"the run ended, and it contributes {worth:+.1f} points, less than the {owed:.1f} of its extra rent"
                 )

@@ -44,8 +44,8 @@ def seed_tables(history: History) -> Iterator[Rows | str]:
         ("slot", "seed", "epochs", "planted because", "became", "because", "worth"),
         tuple(_story(history, story) for story in stories),
         ("planted because", "because"),
-        "worth: validation accuracy with the seed minus without it, in points, ± standard error, when it last acted "
-        "fully",
+        "worth: validation accuracy with the seed minus without it, in points, ± standard error, as last measured at "
+        "its fullest strength (of a seed that never acted: its shadow benefit)",
     )
     acting = [(story, story.value) for story in acting_seeds(history) if story.value is not None]
     if acting:
@@ -56,7 +56,7 @@ def _contributions(acting: Sequence[tuple[SeedStory, SeedValue]]) -> Rows:
     rows = [(s.slot, s.blueprint, *_cost(s), _points(v.contribution), _points(v.shapley)) for s, v in acting]
     parameters, flops = sum(s.parameters or 0 for s, _ in acting), sum(s.flops or 0 for s, _ in acting)
     gain = sum(value.shapley.accuracy for _, value in acting)
-    rows.append(("all together", "", f"{parameters:,}", _flops(flops), "", f"{gain:+.1f}"))
+    rows.append(("all together", "", f"{parameters:,}", _flops(flops), "", f"{gain:+z.1f}"))
     return Rows(
         "What the seeds of the final network contribute",
         ("slot", "seed", "parameters", "FLOPs", "leave-one-out", "Shapley value"),
@@ -140,4 +140,4 @@ def _number(number: float | None) -> str:
 
 
 def _points(contrast: Contrast) -> str:
-    return f"{contrast.accuracy:+.1f} ± {contrast.error:.1f}"
+    return f"{contrast.accuracy:+z.1f} ± {contrast.error:.1f}"
