@@ -25,6 +25,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import esper
 from esper.actions import Op
 from esper.engine.prepare import decay_over
+from esper.env.rent import RENT_RATE
 from esper.errors import GrowthWarning
 from esper.growth.blueprints import fitting
 from esper.growth.graft import graft
@@ -38,6 +39,10 @@ Network = list[list[str]]
 """Seeds of a network: [slot, blueprint, blend] each."""
 Place = tuple[str, nn.Module, float, dict[str, Any]]
 """What `graft` takes."""
+GROWERS = {"small": ("small", RENT_RATE), "small free": ("small", 0.0)} | {
+    name: (name, RENT_RATE) for name in ("heuristic", "schedule")
+}
+"""Arms that grow: by which controller, and at which price of size. Rivals pay none, so `small` has an arm without."""
 NOTHING = "nothing"
 REPORT_FROM, REDUCTION = 4, 3
 """Of Hyperband: epochs before a trial may be pruned, and how many trials one that goes on stands for."""
@@ -67,7 +72,7 @@ def run_job(job: Job) -> dict[str, Any]:
     problem = PROBLEMS[job.problem]
     data = problem.read(job.seed, job.sources)
     with sdpa_kernel(SDPBackend.MATH):  # the counter has no entry for fused attention
-        if job.arm in ("small", "heuristic", "schedule"):
+        if job.arm in GROWERS:
             return grown(problem, data, job)
         if job.arm.startswith("optuna"):
             return searched(problem, data, job)
@@ -111,6 +116,7 @@ def counted() -> Iterator[FlopCounterMode]:
 
 def grown(problem: Problem, data: Data, job: Job) -> dict[str, Any]:
     """`esper.grow` with the defaults of its controller."""
+    controller, rent = GROWERS[job.arm]
     metric: dict[str, Any] = {"metric": right, "metric_scale": "fraction"} if problem.symbols else {}
 
     def grow() -> esper.Grown:
@@ -120,7 +126,8 @@ def grown(problem: Problem, data: Data, job: Job) -> dict[str, Any]:
                 problem.host(job.seed),
                 data.train,
                 data.val,
-                controller=job.arm,
+                controller=controller,
+                rent=rent,
                 epochs=problem.epochs,
                 optimizer=partial(adamw, job.rate),
                 batch_size=problem.batch_size,

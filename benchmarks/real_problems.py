@@ -24,7 +24,7 @@ import torch
 import tyro
 
 from esper.files import write_whole
-from real_arms import Job, run_job
+from real_arms import GROWERS, Job, run_job
 from real_data import PROBLEMS, AbsentError, Problem, Sources
 from real_page import render
 from results import read, write
@@ -33,8 +33,7 @@ ROOT = Path(__file__).resolve().parents[1]
 STORE, PAGE = ROOT / "docs/real_problems.json", ROOT / "docs/real_problems.md"
 
 RATES = (0.001, 0.003, 0.01)
-SEEDS, TUNING_SEEDS = (0, 1, 2), (100,)
-GROWERS = ("small", "heuristic", "schedule")
+SEEDS, TUNING_SEEDS = (0, 1, 2), (100, 101)
 WIDENED = {"wide 2": 2.0, "wide 4": 4.0}
 FIRST = ("none", *GROWERS, *WIDENED)
 """Arms that need nothing of another arm."""
