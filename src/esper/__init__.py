@@ -17,8 +17,8 @@ if TYPE_CHECKING:
     from esper.growth.seeds import load_seeds, save_seeds
     from esper.growth.slot_list import slots
     from esper.training.own.grow import grow
+    from esper.training.own.grown import Grown
     from esper.training.own.growth import Growth
-    from esper.training.own.run import Grown
 
 __version__ = "0.2.0"
 __all__ = [
@@ -38,7 +38,7 @@ __all__ = [
 
 _HOME = {
     "GrowingModel": "esper.growth.model",
-    "Grown": "esper.training.own.run",
+    "Grown": "esper.training.own.grown",
     "Growth": "esper.training.own.growth",
     "GrowthWarning": "esper.errors",
     "attach": "esper.growth.attach",

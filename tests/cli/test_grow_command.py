@@ -16,7 +16,7 @@ from esper.cli.options import new_folder
 from esper.lifecycle import Contrast
 from esper.tasks import load_task
 from esper.training.own.grow import grow_task
-from esper.training.own.run import Grown
+from esper.training.own.grown import Grown
 from esper.training.own.summary import worth
 
 Capture = pytest.CaptureFixture[str]
@@ -145,7 +145,10 @@ def test_rent_can_be_set_and_the_score_is_shown(capsys: Capture) -> None:
     assert extra > 0.0
     assert facts["score"] == pytest.approx(facts["test_accuracy"] - 2.0 * extra)
     assert facts["score_not_grown"] == facts["test_accuracy_not_grown"]
-    assert facts["remarks"] == []
+    # A bad bargain, and said to be one: the network of twice the size is no better on the validation data.
+    assert facts["paid"] is False
+    assert [remark.split(":")[0] for remark in facts["remarks"]] == ["Growing did not pay"]
+    assert (Path(facts["out"]) / "ungrown" / "model.safetensors").exists()
     history = json.loads((Path(facts["out"]) / "history.json").read_text())
     assert history["rent"] == 2.0
     assert main(words) == 0

@@ -69,6 +69,31 @@ def test_a_persons_model_grows_and_comes_back_plain() -> None:
     assert accuracy == pytest.approx(grown.test.accuracy, abs=1e-4)
 
 
+def accuracy_of(model: nn.Module) -> float:
+    x, y = rings(128, 1)
+    assert not model.training
+    return 100 * (model(x).argmax(1) == y).float().mean().item()
+
+
+@pytest.mark.parametrize(("rent", "paid"), [(0.0, True), (1000.0, False)])
+def test_the_network_without_growth_comes_back_too_and_whether_growing_paid(
+    rent: float, paid: bool, tmp_path: Path
+) -> None:
+    grown = quick_grow(epochs=14, rent=rent, control=True)
+    assert grown.control is not None
+    assert grown.ungrown is not None
+    assert accuracy_of(grown.ungrown) == pytest.approx(grown.control.accuracy, abs=1e-4)
+    assert accuracy_of(grown.model) == pytest.approx(grown.validation.accuracy, abs=1e-4)
+    assert sum(p.numel() for p in grown.ungrown.parameters()) == grown.history.host_parameters
+    grown.save(tmp_path)
+    assert grown.paid is paid
+    assert any(remark.startswith("Growing did not pay") for remark in grown.remarks) is not paid
+    assert (tmp_path / "ungrown" / "model.safetensors").exists() is not paid
+    if not paid:  # it is a model folder like any other
+        again = esper.load(tmp_path / "ungrown", host=small_net())
+        assert accuracy_of(again.eval()) == pytest.approx(grown.control.accuracy, abs=1e-4)
+
+
 def test_the_same_seed_gives_the_same_model() -> None:
     first, second = quick_grow(), quick_grow()
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):

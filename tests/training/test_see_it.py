@@ -23,7 +23,7 @@ from esper.growth.costs import flops_per_example
 from esper.lifecycle import Rules, Stage
 from esper.tables import quantity
 from esper.training.own.best import Best
-from esper.training.own.run import Grown
+from esper.training.own.grown import Grown
 from esper.training.own.stepper import StateError
 
 torch.manual_seed(0)

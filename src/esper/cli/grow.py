@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
     from esper.dashboard.grown import GrowthRecorder
     from esper.tasks.family import Draw
-    from esper.training.own.run import Grown
+    from esper.training.own.grown import Grown
 
 AUTO = "auto"
 TASK = "mnist1d"
@@ -282,6 +282,7 @@ def facts_of(grown: Grown, problem: Problem, out: Path) -> dict[str, Any]:
         "val_accuracy_not_grown": grown.control.accuracy if grown.control and not grown.test else None,
         "score": grown.score,
         "score_not_grown": grown.control_score,
+        "paid": grown.paid,
         "rent": grown.rent,
         "parameters": grown.parameters,
         "host_parameters": grown.history.host_parameters,

@@ -26,8 +26,8 @@ except ImportError as error:
 from esper.errors import RefusedError
 from esper.growth.plain import plain_model
 from esper.growth.seeds import save_seeds
+from esper.training.own.grown import Grown
 from esper.training.own.growth import Growth as OwnGrowth
-from esper.training.own.run import Grown
 
 __all__ = ["Growth"]
 

@@ -27,8 +27,8 @@ from esper.growth.plain import plain_model
 from esper.growth.seeds import save_seeds
 from esper.training.own.checkpoint import read_state, write_state
 from esper.training.own.data import Data
+from esper.training.own.grown import Grown
 from esper.training.own.growth import Growth
-from esper.training.own.run import Grown
 
 __all__ = ["GrowthCallback"]
 

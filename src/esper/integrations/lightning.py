@@ -28,8 +28,8 @@ from esper.growth.graft import SEEDS
 from esper.growth.plain import plain_model
 from esper.growth.seeds import IN_CHECKPOINT, seed_state
 from esper.training.own.data import Data
+from esper.training.own.grown import Grown
 from esper.training.own.growth import Growth
-from esper.training.own.run import Grown
 
 __all__ = ["GrowthCallback"]
 

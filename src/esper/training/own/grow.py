@@ -37,11 +37,12 @@ from esper.training.own.data import (
     example_of,
     without_labels,
 )
+from esper.training.own.grown import Grown
 from esper.training.own.metric import Metric, Scale
 from esper.training.own.objective import fit_objective, integers_are_classes
 from esper.training.own.optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
 from esper.training.own.remarks import outlook, warn_user
-from esper.training.own.run import Grown, OnEpoch, run_growth
+from esper.training.own.run import OnEpoch, run_growth
 from esper.training.own.watch import watching
 
 AT_LEAST_1 = Count(1, LARGEST_NUMBER)

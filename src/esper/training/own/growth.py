@@ -44,11 +44,12 @@ from esper.training.own.data import (
     takes_labels,
     without_labels,
 )
+from esper.training.own.grown import Grown
 from esper.training.own.metric import Metric, Scale
 from esper.training.own.objective import fit_objective, integers_are_classes
 from esper.training.own.optimizer import check_optimizer
 from esper.training.own.remarks import outlook, warn_user
-from esper.training.own.run import Grown, Trained, finish_growth
+from esper.training.own.run import Trained, finish_growth
 from esper.training.own.stepper import StateError, Stepper
 
 

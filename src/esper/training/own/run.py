@@ -19,25 +19,20 @@ from esper.engine.measure import Evaluation, evaluate, gather
 from esper.env.rent import RENT_RATE, extra_rent, score
 from esper.errors import first_line
 from esper.growth.costs import flops_per_example, seed_flops
-from esper.growth.export import Saved, save
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.plain import ExportError, allowed_gap, output_gap, plain_model
 from esper.growth.probe import call, untouched
-from esper.growth.seeds import save_seeds
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
-from esper.tables import Report
 from esper.tasks.feed import Batch
 from esper.training.interrupt import interruptible
 from esper.training.own.best import Best
 from esper.training.own.checkpoint import Checkpoint
+from esper.training.own.grown import Grown
 from esper.training.own.history import History
-from esper.training.own.latency import latency
 from esper.training.own.remarks import Outlook, Targets, remarks
 from esper.training.own.stepper import Stepper
-from esper.training.own.summary import acting_seeds, one_line, summary_of
-from esper.training.plots import plot_history
 
 OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
 """Called after every epoch with what happened to the growing model, and to the control if there is one."""
@@ -48,93 +43,6 @@ MOST_ROLLBACKS = 3
 
 class DivergedError(RuntimeError):
     """Training broke, and there is nothing sensible to go on with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Grown:
-    """A grown model and how it came to be."""
-
-    model: nn.Module
-    """Plain PyTorch: your modules under their names, and the seeds as parts of them; train it further, deploy it, keep
-    it. In evaluation mode, in which it was measured; `model.train()` to train on."""
-    history: History
-    validation: Evaluation
-    test: Evaluation | None
-    """On the test data, if there are any. Nothing was decided by them."""
-    control: Evaluation | None
-    """The same host without growth, trained as long, on the same test (else validation) data."""
-    example: Any
-    interrupted: bool
-    """The run was stopped before its last epoch."""
-    remarks: tuple[str, ...] = ()
-    """A sentence each: why nothing grew, that the run ended at chance, …"""
-
-    @property
-    def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
-
-    @property
-    def rent(self) -> float:
-        """Points that one more host-size of parameters had to earn."""
-        return self.history.rent
-
-    @property
-    def score(self) -> float:
-        """Accuracy on the test (else validation) data minus the rent of the model's size, in points."""
-        found = self.test or self.validation
-        return score(found.accuracy, self.parameters, self.history.host_parameters, self.rent)
-
-    @property
-    def control_score(self) -> float | None:
-        """The same for the control, whose size costs nothing."""
-        host = self.history.host_parameters
-        return None if self.control is None else score(self.control.accuracy, host, host, self.rent)
-
-    @property
-    def flops(self) -> int | None:
-        """Floating-point operations of one example's forward pass; None where they could not be counted."""
-        host, acting = self.history.host_flops, acting_seeds(self.history)
-        return None if host is None else host + sum(story.flops or 0 for story in acting)
-
-    def latency(self, example: Any = None) -> float:
-        """Milliseconds of one forward pass of `example` (else of two examples of the data) on this machine, now."""
-        return latency(self.model, self.example if example is None else example)
-
-    def summary(self) -> Report:
-        """What grew where and why, what it is worth and costs, and the remarks, as tables that print."""
-        return summary_of(self)
-
-    def plot(self, path: str | Path | None = None) -> Any:
-        """Accuracy and the stages of each slot over the epochs, into a file if one is named; a figure of matplotlib."""
-        title = f"{type(self.model).__name__}; controller: {self.history.controller}"
-        return plot_history(None if path is None else Path(path), self.history, title=title)
-
-    def __repr__(self) -> str:
-        return one_line(self)
-
-    def _repr_html_(self) -> str:
-        return self.summary()._repr_html_()
-
-    def save(self, directory: str | Path) -> Saved:
-        """Write the model in its portable forms, and its history, into `directory`."""
-        return save(self.model, directory, self.example, history={**self.history.to_json(), "result": self.result()})
-
-    def result(self) -> dict[str, Any]:
-        """What was measured at the end, as data of JSON, which has no NaN."""
-        found: dict[str, Any] = {
-            "validation_accuracy": self.validation.accuracy,
-            "test_accuracy": None if self.test is None else self.test.accuracy,
-            "control_accuracy": None if self.control is None else self.control.accuracy,
-            "score": self.score,
-            "control_score": self.control_score,
-        }
-        found = {name: None if v is None or not math.isfinite(v) else v for name, v in found.items()}
-        sizes = {"parameters": self.parameters, "host_parameters": self.history.host_parameters}
-        return found | sizes | {"interrupted": self.interrupted, "remarks": list(self.remarks)}
-
-    def save_seeds(self, directory: str | Path) -> Path:
-        """Write the seeds alone, without their host; `esper.load_seeds(host, directory)` puts them into one again."""
-        return save_seeds(self.model, directory)
 
 
 @dataclass(frozen=True, slots=True)
@@ -300,20 +208,39 @@ def finish_growth(
     targets = Targets(grown.feed.validation, before)
     validation = [_evaluate_export(grown, exported, targets)]
     validation += [_evaluate(one, one.feed.validation) for one in learners[1:]]
+    paid, unpaid = _paid(model, validation, before.rent)
     return Grown(
         model=exported,
         history=history,
         validation=validation[0],
         test=held_out[0] if held_out else None,
         control=(held_out or validation)[1] if len(learners) > 1 else None,
+        ungrown=plain_model(learners[1].model, share=True).eval() if len(learners) > 1 else None,
+        paid=paid,
         example=example,
         interrupted=trained.interrupted,
         remarks=(
             *remarks(before, history, validation[0].accuracy, trained.untrained.accuracy, targets),
             *why_ended,
+            *unpaid,
             *problem,
             *uncounted,
         ),
+    )
+
+
+def _paid(model: GrowingModel, validation: Sequence[Evaluation], rent: float) -> tuple[bool | None, tuple[str, ...]]:
+    """Whether growing was worth its price; and a remark, if not. None where nothing grew, or without a control."""
+    if len(validation) < 2 or not model.joined:
+        return None, ()
+    host = model.host_parameters
+    grown, control = validation[0].accuracy, validation[1].accuracy
+    if score(grown, model.acting_parameters, host, rent) > control:
+        return True, ()
+    price = f" at {model.acting_parameters / host:.2f} times its size (rent {rent:g})" if rent else ""
+    return False, (
+        f"Growing did not pay: without growth the validation metric is {control:.1f} %, with it {grown:.1f} %{price}. "
+        "`ungrown` is the network without growth.",
     )
 
 

@@ -14,7 +14,7 @@ from esper.tables import Report, Rows, quantity
 from esper.training.own.history import History, SeedStory
 
 if TYPE_CHECKING:
-    from esper.training.own.run import Grown
+    from esper.training.own.grown import Grown
 
 
 def summary_of(grown: Grown) -> Report:

@@ -1,0 +1,116 @@
+"""What `esper.grow` returns: the network, how it came to be, and what can be done with it."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from esper.engine.measure import Evaluation
+from esper.env.rent import score
+from esper.growth.export import Saved, save
+from esper.growth.seeds import save_seeds
+from esper.tables import Report
+from esper.training.own.history import History
+from esper.training.own.latency import latency
+from esper.training.own.summary import acting_seeds, one_line, summary_of
+from esper.training.plots import plot_history
+
+
+@dataclass(frozen=True, slots=True)
+class Grown:
+    """A grown model and how it came to be."""
+
+    model: nn.Module
+    """Plain PyTorch: your modules under their names, and the seeds as parts of them; train it further, deploy it, keep
+    it. In evaluation mode, in which it was measured; `model.train()` to train on."""
+    history: History
+    validation: Evaluation
+    test: Evaluation | None
+    """On the test data, if there are any. Nothing was decided by them."""
+    control: Evaluation | None
+    """The same host without growth, trained as long, on the same test (else validation) data."""
+    ungrown: nn.Module | None
+    """The control's network, plain and in evaluation mode."""
+    paid: bool | None
+    """Whether the score on the validation data is above the control's; if not, `ungrown` is the better network. None
+    without a control, and where nothing grew."""
+    example: Any
+    interrupted: bool
+    """The run was stopped before its last epoch."""
+    remarks: tuple[str, ...] = ()
+    """A sentence each: why nothing grew, that the run ended at chance, …"""
+
+    @property
+    def parameters(self) -> int:
+        return sum(parameter.numel() for parameter in self.model.parameters())
+
+    @property
+    def rent(self) -> float:
+        """Points that one more host-size of parameters had to earn."""
+        return self.history.rent
+
+    @property
+    def score(self) -> float:
+        """Accuracy on the test (else validation) data minus the rent of the model's size, in points."""
+        found = self.test or self.validation
+        return score(found.accuracy, self.parameters, self.history.host_parameters, self.rent)
+
+    @property
+    def control_score(self) -> float | None:
+        """The same for the control, whose size costs nothing."""
+        host = self.history.host_parameters
+        return None if self.control is None else score(self.control.accuracy, host, host, self.rent)
+
+    @property
+    def flops(self) -> int | None:
+        """Floating-point operations of one example's forward pass; None where they could not be counted."""
+        host, acting = self.history.host_flops, acting_seeds(self.history)
+        return None if host is None else host + sum(story.flops or 0 for story in acting)
+
+    def latency(self, example: Any = None) -> float:
+        """Milliseconds of one forward pass of `example` (else of two examples of the data) on this machine, now."""
+        return latency(self.model, self.example if example is None else example)
+
+    def summary(self) -> Report:
+        """What grew where and why, what it is worth and costs, and the remarks, as tables that print."""
+        return summary_of(self)
+
+    def plot(self, path: str | Path | None = None) -> Any:
+        """Accuracy and the stages of each slot over the epochs, into a file if one is named; a figure of matplotlib."""
+        title = f"{type(self.model).__name__}; controller: {self.history.controller}"
+        return plot_history(None if path is None else Path(path), self.history, title=title)
+
+    def __repr__(self) -> str:
+        return one_line(self)
+
+    def _repr_html_(self) -> str:
+        return self.summary()._repr_html_()
+
+    def save(self, directory: str | Path) -> Saved:
+        """Write the model in its portable forms, and its history, into `directory`; where growing did not pay, also the
+        network without growth, into `directory`/ungrown."""
+        if self.paid is False and self.ungrown is not None:
+            save(self.ungrown, Path(directory) / "ungrown", self.example)
+        return save(self.model, directory, self.example, history={**self.history.to_json(), "result": self.result()})
+
+    def result(self) -> dict[str, Any]:
+        """What was measured at the end, as data of JSON, which has no NaN."""
+        found: dict[str, Any] = {
+            "validation_accuracy": self.validation.accuracy,
+            "test_accuracy": None if self.test is None else self.test.accuracy,
+            "control_accuracy": None if self.control is None else self.control.accuracy,
+            "score": self.score,
+            "control_score": self.control_score,
+        }
+        found = {name: None if v is None or not math.isfinite(v) else v for name, v in found.items()}
+        found["paid"] = self.paid
+        sizes = {"parameters": self.parameters, "host_parameters": self.history.host_parameters}
+        return found | sizes | {"interrupted": self.interrupted, "remarks": list(self.remarks)}
+
+    def save_seeds(self, directory: str | Path) -> Path:
+        """Write the seeds alone, without their host; `esper.load_seeds(host, directory)` puts them into one again."""
+        return save_seeds(self.model, directory)
