@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from rich.console import Console
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
-from esper.cli.options import by_default, file_name, refuse_if_it_holds, results_folder
+from esper.cli.options import by_default, check_gpu_options, file_name, refuse_if_it_holds, results_folder
 from esper.cli.terminal import wide_console
 from esper.cli.user_code import user_errors, user_function
 from esper.cli.watching import check_watchable, watching
+from esper.engine.precision import Precision
 from esper.env.rent import RENT_RATE
 from esper.tables import Report
 from esper.telemetry.store import STORE_NAME
@@ -68,6 +69,13 @@ class Grow:
     """Decides the data split, the host's start, its minibatches and its seeds."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
+    precision: Precision = Precision.FP32
+    """How a GPU calculates: fp32, tf32 (rounded products), bf16 (passes in bfloat16, weights in single precision)."""
+    compiled: bool = False
+    """On a GPU, compile what lies between the slots (torch.compile)."""
+    cuda_graphs: bool = False
+    """On a GPU, replay whole epochs as CUDA graphs: faster where networks are small. The forward pass must do the same
+    each time; data must be tensors. What cannot be captured is trained without, and a note says why."""
     out: Annotated[Path | None, by_default("grown/TASK-CONTROLLER-SEED or -draw-DRAW, or with -2, … after it")] = None
     """Folder for the results, which must not hold a grown model yet."""
     param_budget: int | None = None
@@ -96,10 +104,13 @@ class Grow:
 
     def run(self) -> int:
         from esper.training.catalogue import make_controller
+        from esper.training.own.grow import pick_device
         from esper.training.plots import drawn, plot_history
 
         refuse_if_it_holds(self.out, MODEL_FILES, "a grown model")
         check_watchable(self.watch)
+        device = pick_device(self.device)
+        check_gpu_options(self.precision, self.compiled, device, cuda_graphs=self.cuda_graphs)
         console = wide_console(stderr=self.json)
         controller = make_controller(self.controller)
         problem = self._own_model() if self.model or self.data else self._task()
@@ -111,6 +122,9 @@ class Grow:
                 patience=self.patience,
                 keep_best=self.keep_best,
                 checkpoint=self.checkpoint,
+                precision=self.precision,
+                compiled=self.compiled,
+                cuda_graphs=self.cuda_graphs,
                 progress=console,
                 on_epoch=None if recorder is None else recorder.note,
                 on_remark=partial(note, console),
@@ -148,8 +162,6 @@ class Grow:
         """What the functions of the user's files give."""
         import torch
 
-        from esper.training.own.grow import pick_device
-
         others = {"--task": self.task, "--draw": self.draw, "--data-dir": self.data_dir, "--text-file": self.text_file}
         if wrong := [option for option, value in others.items() if value is not None]:
             raise ValueError(f"--model and --data are a problem of their own: leave {wrong[0]} out")
@@ -158,7 +170,6 @@ class Grow:
             raise ValueError(f"--model and --data belong together: add {missing} FILE.py:FUNCTION")
         if self.watch:
             raise ValueError("--watch is for tasks: of a model of your own, look at the report (esper report FOLDER)")
-        pick_device(self.device)
         make_model, make_data = user_function("--model", self.model), user_function("--data", self.data)
         torch.manual_seed(self.seed)
         model, data = make_model(), make_data()
