@@ -208,7 +208,8 @@ def _row(name: str, group: Sequence[FoundSlot]) -> tuple[str, ...]:
 def _kind(shape: SlotShape) -> str:
     """What costs depend on: of the styles, an RMSNorm has fewer parameters than other norms."""
     seen = "" if shape.visibility == "both" else f", {shape.visibility}"
-    return str(shape) + seen + (", RMSNorm" if shape.style.norm == "RMSNorm" else "")
+    beside = f" from {shape.source}" if shape.source else ""
+    return str(shape) + beside + seen + (", RMSNorm" if shape.style.norm == "RMSNorm" else "")
 
 
 def _cost(cost: SeedCost | None) -> str:

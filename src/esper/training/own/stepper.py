@@ -215,8 +215,8 @@ class Stepper:
             slot = model.slots[saved["slot"]]
             with torch.random.fork_rng(devices=[]):
                 style = Style(**saved.get("style", {}))  # of older states, a seed's own
-                shape = replace(slot.shape, style=style, source=saved.get("source", 0))
-                seed = Seed(saved["blueprint"], shape, saved["blend"])
+                slot.shape = replace(slot.shape, style=style, source=saved.get("source", 0))
+                seed = Seed(saved["blueprint"], slot.shape, saved["blend"])
             model.place(slot, seed)
             seed.load_state_dict(saved["tensors"])
             for buffer, value in zip(slot.shadow_buffers, saved["shadow"], strict=False):
