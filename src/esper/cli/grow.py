@@ -300,7 +300,7 @@ def facts_of(grown: Grown, problem: Problem, out: Path) -> dict[str, Any]:
         "flops_per_example": grown.flops,
         "host_flops_per_example": grown.history.host_flops,
         "epochs": len(grown.history.records),
-        "kept_epochs": len(grown.history.told),
+        "kept_epochs": len(grown.history.kept_records),
         "interrupted": grown.interrupted,
         "remarks": list(grown.remarks),
         "out": str(out),

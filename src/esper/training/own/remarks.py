@@ -200,7 +200,7 @@ def _too_dear(history: History) -> str:
 
 def _last_measured(history: History, story: SeedStory) -> Contrast | None:
     """What a seed was last measured to add before the controller removed it; None if it was not, or did not."""
-    slot, past = history.slots.index(story.slot), history.told[story.born : story.ended]
+    slot, past = history.slots.index(story.slot), history.kept_records[story.born : story.ended]
     actions = [record.effect.action for record in past]
     removed = [i for i, action in enumerate(actions) if (action.op, action.slot) == (Op.PRUNE, slot)]
     for record in reversed(past[: removed[0]] if removed else ()):
