@@ -65,6 +65,9 @@ class Grow:
     of a .toml, a checkpoint, or a run."""
     epochs: Annotated[int | None, by_default(f"{EPOCHS}, or what the family's problem has")] = None
     """Epochs of training; the controller acts once per epoch."""
+    batch_size: Annotated[int | None, by_default("128; a task has its own")] = None
+    """Examples of an update, for --model with tensors or arrays. Few examples want small batches: 1,000 of them make 8
+    updates an epoch at 128, and 32 at 32."""
     seed: int = 0
     """Decides the data split, the host's start, its minibatches and its seeds."""
     device: str = "auto"
@@ -146,8 +149,9 @@ class Grow:
 
         from esper.training.own.grow import grow_task, pick_device
 
-        if self.slots != AUTO:
-            raise ValueError("--slots is for --model: a task has slots of its own")
+        for option, given in (("--slots", self.slots != AUTO), ("--batch-size", self.batch_size is not None)):
+            if given:
+                raise ValueError(f"{option} is for --model: a task has its own")
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         found = self._problem()
         task = found.task.to(pick_device(self.device))
@@ -190,6 +194,7 @@ class Grow:
 
         train, validation, *test = data
         slots = AUTO if self.slots == AUTO else [path.strip() for path in self.slots.split(",")]
+        chosen: dict[str, Any] = {} if self.batch_size is None else {"batch_size": self.batch_size}
         with warnings.catch_warnings(), user_errors(f"--model {self.model}"):
             usual = warnings.showwarning
 
@@ -212,6 +217,7 @@ class Grow:
                 device=self.device,
                 budget=self.param_budget,
                 max_seeds=self.max_seeds,
+                **chosen,
                 **settings,
             )
 

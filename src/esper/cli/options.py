@@ -51,6 +51,7 @@ POSITIVE = Range(f"{ABOVE_0.words} and at most {MOST_WEIGHT:,.0f}", lambda x: 0 
 RANGES: dict[str, Count | Range] = {
     **COUNTS,
     "batch_episodes": Count(1, 1_000_000),
+    "batch_size": Count(1, 1_000_000_000),
     "budget_steps": Count(1, 100_000_000),
     "draw": Count(0, 10**15),
     "epochs": Count(1, 1_000_000),

@@ -107,7 +107,9 @@ class SlotList(Sequence[FoundSlot]):
             f"{self.model}: {self.parameters:,} parameters, {quantity(self.flops)} FLOPs per example; "
             f"{len(self.slots)} slot{'s' * (len(self.slots) != 1)}"
         )
-        note = f"● chosen by slots={AUTO!r}; {len(self.refused)} other modules cannot be slots (reasons: `.refused`)"
+        chosen = f"● chosen by slots={AUTO!r}" if self.auto else f"slots={AUTO!r} chooses none of them"
+        count = len(self.refused)
+        note = f"{chosen}; {count} other module{'s' * (count != 1)} cannot be slots (reasons: `.refused`)"
         headings = ("", "slot", "module", "shape", "visibility", "style")
         rows = tuple(_row(name, group) for name, group in _groups(self.slots, self.refused))
         return Report((Rows(title, headings, rows, ("slot", "shape"), note), *self._costs()))

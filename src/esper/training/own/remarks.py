@@ -175,7 +175,7 @@ def remarks(before: Outlook, history: History, accuracy: float, untrained: float
     untried = [pair for pair in before.affordable if pair not in planted]
     if untried and len(history.records) == before.epochs:  # a run that was stopped may not have got that far
         found.append(_ended_at_chance(before, accuracy, untrained, targets, untried))
-    found.append(_too_dear(history))
+    found += [_too_dear(history), _harmful(history)]
     return (*before.notes, *before.remarks, *(remark for remark in found if remark))
 
 
@@ -196,6 +196,27 @@ def _too_dear(history: History) -> str:
         f"{_counted(story.parameters or 0, 'parameter')}, the host {history.host_parameters:,}, and at a rent of "
         f"{history.rent:g} so many must add {due:.1f}. For accuracy at any size, set the rent to 0."
     )
+
+
+def _harmful(history: History) -> str:
+    """Of the kept seed that the final network would most gain from losing. Empty if there is none."""
+    worst = min(
+        (s for s in history.seeds() if s.value is not None and _loses(s.value.contribution)),
+        key=lambda story: story.value.contribution.accuracy if story.value else 0.0,
+        default=None,
+    )
+    if worst is None or worst.value is None:
+        return ""
+    lost = worst.value.contribution
+    return (
+        f"The final network would be better without {worst.blueprint} at {worst.slot}: by {-lost.accuracy:.1f} ± "
+        f"{lost.error:.1f} points on the validation data. What is kept is permanent, and training went on after that "
+        "decision: try another seed=, controller or choice of slots."
+    )
+
+
+def _loses(contribution: Contrast) -> bool:
+    return contribution.accuracy <= -max(WORTH_A_REMARK, CLEARLY * contribution.error)
 
 
 def _last_measured(history: History, story: SeedStory) -> Contrast | None:
