@@ -12,8 +12,8 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, redirect_stderr, suppress
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -50,22 +50,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and not _asks_for_help(words):
         return _answer(words)
-    code = 0
-    with reader_may_leave():
-        code = _answer(words)
-    return code
+    codes: list[int] = []
+    unless_the_reader_leaves(lambda: codes.append(_answer(words)))
+    return max(codes, default=0)
 
 
 def _asks_for_help(words: Sequence[str]) -> bool:
     return "-h" in words or "--help" in words
 
 
-@contextmanager
-def reader_may_leave() -> Iterator[None]:
+def unless_the_reader_leaves(answer: Callable[[], object]) -> None:
     """For what is only printed: `| head` may have seen enough, and that is no failure."""
     try:
         try:
-            yield
+            answer()
         finally:
             sys.stdout.flush()
     except BrokenPipeError:

@@ -14,7 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional, arg
 
-from esper.cli import reader_may_leave
+from esper.cli import unless_the_reader_leaves
 from esper.cli.terminal import wide_console
 
 Cells = Sequence[object]
@@ -44,8 +44,7 @@ class Query:
             connection.set_progress_handler(_python_has_a_turn, STEPS_BETWEEN_TURNS)
             try:
                 columns, rows = _contents(connection) if self.sql is None else _ask(connection, self.sql, self.folder)
-                with reader_may_leave():
-                    self._print(columns, rows)
+                unless_the_reader_leaves(lambda: self._print(columns, rows))
             except sqlite3.Error as error:  # also while rows are printed, because they are fetched then
                 if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
                     raise KeyboardInterrupt from error
