@@ -50,24 +50,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     if words and not _asks_for_help(words):
         return _answer(words)
-    codes: list[int] = []
-    unless_the_reader_leaves(lambda: codes.append(_answer(words)))
-    return max(codes, default=0)
+    return unless_the_reader_leaves(lambda: _answer(words))
 
 
 def _asks_for_help(words: Sequence[str]) -> bool:
     return "-h" in words or "--help" in words
 
 
-def unless_the_reader_leaves(answer: Callable[[], object]) -> None:
+def unless_the_reader_leaves(answer: Callable[[], int | None]) -> int:
     """For what is only printed: `| head` may have seen enough, and that is no failure."""
     try:
         try:
-            answer()
+            return answer() or 0
         finally:
             sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
 
 
 def _answer(words: list[str]) -> int:
