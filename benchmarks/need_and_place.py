@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import tyro
 
-from esper.cli.terminal import Progress, wide_console
+from esper.cli.terminal import ProgressDisplay, wide_console
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.measure import evaluate, gather
 from esper.engine.prepare import task_learner
@@ -342,7 +342,7 @@ def measure(wanted: dict[str, Sequence[int]], seeds: int, workers: int) -> dict[
         for seed in range(seeds)
     )
     done: dict[Job, Run] = {}
-    with Progress(wide_console(stderr=True), "runs") as watch:
+    with ProgressDisplay(wide_console(stderr=True), "runs") as watch:
         for job, one in run_each(run, list(jobs), Processes(workers)):
             done[job] = one
             watch.note(len(done), len(jobs), job[2])

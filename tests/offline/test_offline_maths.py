@@ -35,7 +35,7 @@ from esper.offline.fitting import (
 )
 from esper.offline.iql import IQLConfig, advantage_weights, bellman_target, expectile_loss
 from esper.offline.recording import RecordingError
-from esper.offline.rows import Rows, Units, discounted_returns, prepare, split, units_of
+from esper.offline.rows import EpisodeRows, Units, discounted_returns, prepare, split, units_of
 from esper.policy.distribution import GROWTH_ACTIONS, FactoredLogits
 from esper.rollout.episodes import Episodes
 
@@ -171,7 +171,7 @@ def test_action_values_and_their_soft_maximum_against_enumeration(seed: int) -> 
     assert float(values.soft_maximum()) == pytest.approx(expected, abs=1e-4)
 
 
-def toy_rows(noise: float = 0.3) -> Rows:
+def toy_rows(noise: float = 0.3) -> EpisodeRows:
     episodes = toy_mixture(4, noise, 0)
     network = new_network(toy_network(32), 0)
     return prepare(episodes, units_of(episodes, network, 0.9), 0.9, action="action")
@@ -345,7 +345,7 @@ def test_learning_that_breaks_gives_no_weights() -> None:
         fit("policy", module, rows, lambda part: module.weight.sum(), lambda: torch.tensor(math.nan), pace, silent)
 
 
-def fitted() -> tuple[nn.Linear, Rows]:
+def fitted() -> tuple[nn.Linear, EpisodeRows]:
     episodes = record_toy("waits", 4, 0.0, 0)
     units = units_of(episodes, new_network(toy_network(16), 0), 0.9)
     return nn.Linear(2, 1), prepare(episodes, units, 0.9, action="label")

@@ -20,7 +20,7 @@ from esper.tasks.counted_init import CountedInit, DrawNumbers, spread
 from esper.tasks.family import Draw, get_family
 from esper.tasks.grammar_data import FIRST_TRAINED, make_data, orthogonal_rows
 from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, PARTS, SIZES
-from esper.tasks.grammar_kinds import EXPRESSIONS, STRUCTURES, UNSEEN, Code, Expression, Rule, Structure
+from esper.tasks.grammar_kinds import EXPRESSIONS, STRUCTURES, UNSEEN, ClassRule, Code, Expression, Structure
 from esper.tasks.grammar_relations import classes_of, ranks
 from esper.tasks.grammar_settings import EXAMPLES, FEATURES, HORIZON, WIDTHS, Settings
 from esper.tasks.problems import Problems
@@ -339,10 +339,12 @@ def test_classes_are_what_the_rule_says():
     settings = of_layout("dense", 3)
     points = 2 * torch.rand(3, 400, 4, generator=torch.Generator().manual_seed(0)) - 1
 
-    def classes(rule: Rule, first: Expression) -> torch.Tensor:
+    def classes(rule: ClassRule, first: Expression) -> torch.Tensor:
         return classes_of(only(settings, rule=rule, first=first, dimensions=2), points)
 
-    bands, cycles, bits = (classes(rule, Expression.LINEAR) for rule in (Rule.BANDS, Rule.CYCLES, Rule.BITS))
+    bands, cycles, bits = (
+        classes(rule, Expression.LINEAR) for rule in (ClassRule.BANDS, ClassRule.CYCLES, ClassRule.BITS)
+    )
     for made in (bands, cycles, bits):
         assert [row.bincount().tolist() for row in made] == [[100] * 4] * 3
     for row in range(3):  # a linear expression is a direction: the bands lie behind each other, the cycles twice
@@ -350,7 +352,7 @@ def test_classes_are_what_the_rule_says():
         height = ranks((points[row] @ order).T)[0]
         assert float(torch.corrcoef(torch.stack([height.double(), bands[row].double()]))[0, 1]) > 0.9
     assert torch.equal(bits // 2, bands // 2)  # the higher bit is the half of the first expression
-    product = classes(Rule.BANDS, Expression.PRODUCT)
+    product = classes(ClassRule.BANDS, Expression.PRODUCT)
     assert all(linear_accuracy(points[row], product[row]) < 0.5 for row in range(3))
 
 

@@ -11,7 +11,7 @@ import cluster_jobs
 import pytest
 
 from esper.training import cluster_pool
-from esper.training.cluster_actor import Actor, pack, unpack
+from esper.training.cluster_actor import ClusterActor, pack, unpack
 from esper.training.cluster_members import ClusterError, Ended, Member, Members
 from esper.training.cluster_pool import RayPool
 
@@ -23,7 +23,7 @@ class Imitation:
 
     def __init__(self, fate: Fate = lambda actor, job: "done") -> None:
         self.fate = fate
-        self.actors = [Member(Actor(), f"node-{name}", name) for name in ("a", "b")]
+        self.actors = [Member(ClusterActor(), f"node-{name}", name) for name in ("a", "b")]
         self.given: list[tuple[str, Any]] = []
         self.refused: list[str] = []
         self.stored: list[bytes] = []
@@ -51,7 +51,7 @@ class Imitation:
             member.pending = member.ticket = None
             answer = member.handle.run(*parts) if fate == "done" else None
             if answer is None:  # another starts in its place
-                self.actors[self.actors.index(member)] = Member(Actor(), member.node, f"{member.where}'")
+                self.actors[self.actors.index(member)] = Member(ClusterActor(), member.node, f"{member.where}'")
             yield Ended(member, ticket, answer, "" if answer else "it was lost", fate == "node-lost")
 
     def refuse(self, member: Member, why: str) -> None:
@@ -131,7 +131,7 @@ def test_idle_actors_copy_jobs_that_take_too_long_and_late_answers_are_dropped(c
 
 
 def test_an_actor_keeps_its_function_and_answers_errors() -> None:
-    actor, function = Actor(), pickle.dumps(cluster_jobs.Lengths())
+    actor, function = ClusterActor(), pickle.dumps(cluster_jobs.Lengths())
     answers = [pickle.loads(actor.run("f", function, pack((b"12",))[0])) for _ in range(2)]
     assert answers == [([2], 1), ([2], 2)]
     other = pickle.loads(actor.run("g", pickle.dumps(cluster_jobs.trouble), pack("raise")[0]))

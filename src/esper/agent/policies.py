@@ -23,7 +23,7 @@ from esper.actions import Action
 from esper.agent.actor import PolicyActor
 from esper.agent.checkpoints import (
     POLICY_PARTS,
-    Checkpoint,
+    AgentCheckpoint,
     CheckpointError,
     DamagedCheckpointError,
     check_same_network,
@@ -137,7 +137,7 @@ def save_policy(
 ) -> None:
     """Write a policy; `data` is JSON about where it comes from. One that could not be loaded again is refused."""
     tensors = policy_tensors(network, observations, values)
-    checkpoint = Checkpoint(tensors, {"network": config_data(network.config), "caller": dict(data)})
+    checkpoint = AgentCheckpoint(tensors, {"network": config_data(network.config), "caller": dict(data)})
     try:
         check_policy(path, checkpoint, values=True)
     except CheckpointError as error:
@@ -153,7 +153,7 @@ def load_policy(
     return _build(checkpoint.data["network"], checkpoint.tensors, device)
 
 
-def read_policy(path: str | Path, device: torch.device | str = "cpu", *, values: bool = False) -> Checkpoint:
+def read_policy(path: str | Path, device: torch.device | str = "cpu", *, values: bool = False) -> AgentCheckpoint:
     """A checkpoint whose policy has been checked."""
     checkpoint = load_checkpoint(path, device)
     check_policy(path, checkpoint, values=values)
@@ -194,7 +194,7 @@ def leave_out_unseen_rent(network: FactoredRecurrentActorCritic, observations: O
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def check_policy(path: str | Path, checkpoint: Checkpoint, *, values: bool = False) -> None:
+def check_policy(path: str | Path, checkpoint: AgentCheckpoint, *, values: bool = False) -> None:
     """Refuse one that cannot be built, or cannot decide; `values`: its critic's units must be there, too."""
     if "network" not in checkpoint.data:
         raise CheckpointError(f"{path} holds no policy: it does not say what network its tensors are for")

@@ -97,7 +97,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class ForwardPart:
     """Some rows of a minibatch after their forward pass: what formulas of `metrics.METRICS` read."""
 
     out: NetworkOutput
@@ -222,7 +222,7 @@ def _losses(
     coefficient: float,
     config: PPOConfig,
     teacher_kl: float = 0.0,
-) -> tuple[Tensor, Part]:
+) -> tuple[Tensor, ForwardPart]:
     """The loss of some rows as their share of the whole minibatch's loss, so that parts simply add up."""
     out = forward(batch.observation, batch.policy.masks, state)
     valid, advantage = batch.valid, batch.advantage[..., None]  # [n, T], [n, T, 1]
@@ -257,7 +257,7 @@ def _losses(
     loss = policy_loss + config.value_coefficient * value_loss - coefficient * bonus + teacher_kl * distance
     with torch.no_grad():
         kl = _sum(out.policy.kl_from(batch.policy), valid) / counts.steps
-    part = Part(
+    part = ForwardPart(
         out=out,
         batch=batch,
         counts=counts,

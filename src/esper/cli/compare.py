@@ -23,7 +23,7 @@ from esper.cli.options import (
     refuse_if_it_holds,
     results_folder,
 )
-from esper.cli.terminal import Progress, clock, styled, wide_console, with_interval
+from esper.cli.terminal import ProgressDisplay, clock, styled, wide_console, with_interval
 from esper.config import EngineOption
 from esper.env.rent import RENT_RATE
 from esper.files import write_whole
@@ -126,7 +126,7 @@ class Compare:
         from esper.training.comparison import compare
 
         chosen = chosen_executor(self.cluster, self.actors, self.workers, device.type, console)
-        with chosen as executor, interruptible() as interrupt, Progress(console) as watch:
+        with chosen as executor, interruptible() as interrupt, ProgressDisplay(console) as watch:
             return compare(
                 family if self.data_dir or self.text_file else self.task,
                 controllers,

@@ -127,7 +127,7 @@ class Grow:
             show(console, grown, problem, out, remarks)
         return 130 if grown.interrupted else 0
 
-    def _task(self) -> Problem:
+    def _task(self) -> GrowthProblem:
         import torch
 
         from esper.training.own.grow import grow_task, pick_device
@@ -142,9 +142,9 @@ class Grow:
         host = sum(parameter.numel() for parameter in task.make_host().parameters())
         facts = {"task": task.name, "slots": list(task.slots), "host_parameters": host, "epochs": found.horizon}
         title = f"{task.name}: {task.description}"
-        return Problem(task.name, title, partial(grow_task, task, **settings, **limits), facts)
+        return GrowthProblem(task.name, title, partial(grow_task, task, **settings, **limits), facts)
 
-    def _own_model(self) -> Problem:
+    def _own_model(self) -> GrowthProblem:
         """What the functions of the user's files give."""
         import torch
 
@@ -169,7 +169,9 @@ class Grow:
                 f"--data {self.data} must return (train, validation) or (train, validation, test), each in a form that "
                 f"esper.grow takes, and returned {_kind(data)}"
             )
-        return Problem(self.model, f"{type(model).__name__} of {self.model}", partial(self._grow_own, model, data))
+        return GrowthProblem(
+            self.model, f"{type(model).__name__} of {self.model}", partial(self._grow_own, model, data)
+        )
 
     def _grow_own(
         self, model: nn.Module, data: Sequence[Any], *, on_remark: Callable[[str], None], **settings: Any
@@ -205,7 +207,7 @@ class Grow:
             )
 
     @contextmanager
-    def _recording(self, out: Path, problem: Problem, console: Console) -> Iterator[GrowthRecorder | None]:
+    def _recording(self, out: Path, problem: GrowthProblem, console: Console) -> Iterator[GrowthRecorder | None]:
         """With --watch: a store in the folder, and the page that reads it."""
         if not self.watch:
             yield None
@@ -250,7 +252,7 @@ class Grow:
 
 
 @dataclass(frozen=True)
-class Problem:
+class GrowthProblem:
     """What is to be learnt, and how that begins."""
 
     name: str
@@ -270,7 +272,7 @@ def _kind(value: object) -> str:
 # -- what a person sees of a network while it grows, and when it has grown ---------------------------------------------
 
 
-def facts_of(grown: Grown, problem: Problem, out: Path) -> dict[str, Any]:
+def facts_of(grown: Grown, problem: GrowthProblem, out: Path) -> dict[str, Any]:
     from esper.training.own.summary import worth
 
     return {
@@ -300,7 +302,7 @@ def facts_of(grown: Grown, problem: Problem, out: Path) -> dict[str, Any]:
     }
 
 
-def show(console: Console, grown: Grown, problem: Problem, out: Path, remarks: Sequence[str]) -> None:
+def show(console: Console, grown: Grown, problem: GrowthProblem, out: Path, remarks: Sequence[str]) -> None:
     from esper.training.own.summary import result_table, seed_tables
 
     Report((*seed_tables(grown.history), result_table(grown, problem.title))).show(console)

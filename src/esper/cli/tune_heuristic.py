@@ -13,7 +13,7 @@ from rich.table import Table
 
 from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
 from esper.cli.options import by_default, claim_file, pick_engine, pick_workers
-from esper.cli.terminal import Progress, styled, wide_console, with_interval
+from esper.cli.terminal import ProgressDisplay, styled, wide_console, with_interval
 from esper.config import EngineOption
 from esper.files import write_whole
 from esper.training.interrupt import interruptible
@@ -85,7 +85,7 @@ class TuneHeuristic:
         """The settings, which are written as a controller."""
         from esper.training.tuning import as_toml, tune
 
-        with interruptible() as interrupt, Progress(console) as watch:
+        with interruptible() as interrupt, ProgressDisplay(console) as watch:
             tuned = tune(
                 self.task,
                 self.budget_steps,
@@ -108,7 +108,7 @@ class TuneHeuristic:
     ) -> list[Row]:
         from esper.training.comparison import compare, summarise
 
-        with Progress(console) as watch:
+        with ProgressDisplay(console) as watch:
             found = compare(
                 self.task,
                 {"heuristic": "heuristic", "tuned": str(self.out)},

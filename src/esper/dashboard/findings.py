@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.dashboard.source import Source
-from esper.telemetry.alarms import RULES
+from esper.telemetry.alarms import ALARM_RULES
 
 MOST = 100
 BEST = 15
@@ -58,7 +58,7 @@ def _few(connection: sqlite3.Connection) -> bool:
 def _event(row: sqlite3.Row) -> dict[str, Any]:
     event = {name: row[name] for name in ("time", "kind", "severity", "arm", "env", "epoch", "slot", "message")}
     data = json.loads(row["data"] or "{}")
-    rule = RULES.get(str(data.get("name"))) if row["kind"] == "anomaly" else None
+    rule = ALARM_RULES.get(str(data.get("name"))) if row["kind"] == "anomaly" else None
     remedy = REMEDIES.get(row["kind"], "") if rule is None else rule.remedy
     return event | {"update": row["update_number"], "name": data.get("name"), "remedy": remedy}
 

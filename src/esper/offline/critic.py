@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.env.spaces import ActionMasks, Observation
-from esper.offline.rows import Rows
+from esper.offline.rows import EpisodeRows
 from esper.policy.distribution import BLEND, BLUEPRINT, MASK_VALUE, SLOT, FactoredLogits, FactoredPolicy
 from esper.policy.network import FactoredRecurrentActorCritic, RecurrentState
 
@@ -75,7 +75,7 @@ class Twin(nn.Module):
         return self.first, self.second
 
     @torch.no_grad()
-    def smaller(self, rows: Rows) -> Tensor:
+    def smaller(self, rows: EpisodeRows) -> Tensor:
         """Of the slow copies' Q of the rows' actions, [E, T]."""
         state = self.first.initial_state(len(rows))
         first, second = (

@@ -34,7 +34,7 @@ from esper.offline.fitting import (
     new_network,
     silent,
 )
-from esper.offline.rows import Rows, Units, prepare, split, units_of
+from esper.offline.rows import EpisodeRows, Units, prepare, split, units_of
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.rollout.episodes import Episodes
 
@@ -74,7 +74,7 @@ class Values(nn.Module):
             self.v = FactoredRecurrentActorCritic(config)
             self.q = Twin(FactoredCritic(config), FactoredCritic(config))
 
-    def state_value(self, rows: Rows) -> Tensor:
+    def state_value(self, rows: EpisodeRows) -> Tensor:
         """V, [E, T], in return-stds."""
         return self.v.value(rows.observation, self.v.initial_state(len(rows)))
 
@@ -105,7 +105,7 @@ def iql(episodes: Episodes, network_config: NetworkConfig, config: IQLConfig, on
 # -- values -----------------------------------------------------------------------------------------------------------
 
 
-def value_losses(values: Values, rows: Rows, units: Units, config: IQLConfig) -> Tensor:
+def value_losses(values: Values, rows: EpisodeRows, units: Units, config: IQLConfig) -> Tensor:
     """Of V and both Q, in return-stds."""
     v = values.state_value(rows)
     loss = mean_where(expectile_loss(values.q.smaller(rows) - v, config.expectile), rows.valid)
@@ -124,7 +124,7 @@ def expectile_loss(gap: Tensor, expectile: float) -> Tensor:
     return torch.where(gap < 0, 1.0 - expectile, expectile) * gap.square()
 
 
-def bellman_target(rows: Rows, value: Tensor, units: Units, discount: float) -> tuple[Tensor, Tensor]:
+def bellman_target(rows: EpisodeRows, value: Tensor, units: Units, discount: float) -> tuple[Tensor, Tensor]:
     """r + γ V(s') in return-stds, and where it is known: not on the last step of an episode that was cut short."""
     following = torch.cat((value[:, 1:], torch.zeros_like(value[:, :1])), dim=1)
     continues = torch.cat((rows.valid[:, 1:], torch.zeros_like(rows.valid[:, :1])), dim=1)
@@ -133,7 +133,7 @@ def bellman_target(rows: Rows, value: Tensor, units: Units, discount: float) -> 
     return units.values.to_normalised(rows.reward + discount * future), known
 
 
-def return_error(values: Values, rows: Rows) -> Tensor:
+def return_error(values: Values, rows: EpisodeRows) -> Tensor:
     """How well Q foretells the recorded returns of problems it did not learn from. An expectile is no mean, but this
     yardstick stays in place from the first epoch to the last, which a Bellman target does not."""
     return mean_where((values.q.smaller(rows) - rows.value).square(), rows.valid)
@@ -143,13 +143,13 @@ def return_error(values: Values, rows: Rows) -> Tensor:
 
 
 @torch.no_grad()
-def advantages(values: Values, rows: Rows) -> Tensor:
+def advantages(values: Values, rows: EpisodeRows) -> Tensor:
     """Q of what was done minus V, [E, T], in return-stds."""
     return values.q.smaller(rows) - values.state_value(rows)
 
 
 @torch.no_grad()
-def weighted(values: Values, rows: Rows, spread: Tensor, temperature: float) -> Rows:
+def weighted(values: Values, rows: EpisodeRows, spread: Tensor, temperature: float) -> EpisodeRows:
     """The rows with each decision weighted by its advantage, and V as the value to learn."""
     weight = advantage_weights(advantages(values, rows), spread, temperature)
     return replace(rows, weight=weight[..., None].expand(rows.weight.shape), value=values.state_value(rows))

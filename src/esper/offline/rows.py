@@ -24,7 +24,7 @@ LEAST_DRAWS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class EpisodeRows:
     """Padded episodes [E, T, ...] as the network reads them; steps that are not `valid` mean nothing."""
 
     observation: Observation
@@ -43,12 +43,12 @@ class Rows:
     def __len__(self) -> int:
         return self.valid.shape[0]
 
-    def select(self, rows: Tensor) -> Rows:
+    def select(self, rows: Tensor) -> EpisodeRows:
         """These episodes, cut after the longest of them."""
         steps = int(self.valid[rows].sum(1).max())
         return map_tensors(self, lambda tensor: tensor[rows, :steps])
 
-    def shuffled(self, size: int, generator: torch.Generator) -> Iterator[Rows]:
+    def shuffled(self, size: int, generator: torch.Generator) -> Iterator[EpisodeRows]:
         """All of them once, about `size` at a time."""
         for chosen in minibatches(len(self), -(-len(self) // size), generator):
             yield self.select(chosen)
@@ -99,10 +99,10 @@ def units_of(episodes: Episodes, network: FactoredRecurrentActorCritic, discount
     return Units(observations, values)
 
 
-def prepare(episodes: Episodes, units: Units, discount: float, *, action: Literal["label", "action"]) -> Rows:
+def prepare(episodes: Episodes, units: Units, discount: float, *, action: Literal["label", "action"]) -> EpisodeRows:
     """Every choice with weight 1, and the recorded returns as values."""
     chosen = episodes.label if action == "label" else episodes.action
-    return Rows(
+    return EpisodeRows(
         observation=units.observations(episodes.observation),
         masks=episodes.masks,
         action=chosen,

@@ -21,7 +21,7 @@ from esper.tasks.data import Split, Splits
 from esper.tasks.family import Draw
 from esper.tasks.grammar_data import FIRST_TRAINED, make_data
 from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, PARTS, SIZES, STACKS, STAGES, HostForm
-from esper.tasks.grammar_kinds import Code, Expression, Rule, Structure
+from esper.tasks.grammar_kinds import ClassRule, Code, Expression, Structure
 from esper.tasks.grammar_settings import (
     ANSWERS,
     EXAMPLES,
@@ -258,7 +258,7 @@ def _spelled(structure: int, code: int, rule: int, first: int, second: int) -> s
     if code not in (Code.NONE, Code.POINT) and structure != Structure.WAVES:
         words.append(Code(code).name.lower())
     if code == Code.POINT or structure == Structure.VECTOR:
-        both = rule in (Rule.BITS, Rule.SUM)
+        both = rule in (ClassRule.BITS, ClassRule.SUM)
         of = [Expression(one).name.lower() for one in ((first, second) if both else (first,))]
-        words.append(f"{Rule(rule).name.lower()} of {' and '.join(of)}")
+        words.append(f"{ClassRule(rule).name.lower()} of {' and '.join(of)}")
     return " ".join(words)

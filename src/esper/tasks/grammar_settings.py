@@ -18,15 +18,15 @@ from esper.growth.seed import parameter_count
 from esper.tasks.counted import Purpose, chosen, uniforms
 from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, SIZES, STAGES, first_pool, forms_of
 from esper.tasks.grammar_kinds import (
+    CLASS_RULES,
     CODES,
     EXPRESSIONS,
-    RULES,
     SPREAD_OUT,
     STRUCTURES,
     UNSEEN,
+    ClassRule,
     Code,
     Expression,
-    Rule,
     Structure,
 )
 
@@ -179,12 +179,12 @@ def draw_settings(keys: Tensor, draw: Tensor, layout: Tensor, unseen: bool) -> S
 def _kind(layout: Tensor, u: Iterator[Tensor], unseen: bool) -> tuple[Tensor, ...]:
     is_vector = layout == LAYOUTS.index("dense")
     structure = torch.where(is_vector, int(Structure.VECTOR), _weighted(next(u), STRUCTURES))
-    rule = _weighted(next(u), RULES)
+    rule = _weighted(next(u), CLASS_RULES)
     first, second = (_between(next(u), 0, len(EXPRESSIONS) - 1) for _ in range(2))
     if unseen:
         kind = _by_layout(layout, next(u), [[int(one) for one in UNSEEN[name]] for name in LAYOUTS])
         structure, first = torch.where(is_vector, structure, kind), torch.where(is_vector, kind, first)
-        rule = torch.where(is_vector, int(Rule.BANDS), rule)
+        rule = torch.where(is_vector, int(ClassRule.BANDS), rule)
     weights = torch.tensor([CODES[one] for one in Structure], dtype=torch.float64).cumsum(1)
     code = 1 + (next(u)[:, None] >= weights[structure, :-1]).sum(1)
     return structure, torch.where(is_vector, int(Code.NONE), code), rule, first, second
@@ -219,8 +219,10 @@ def _needs(
 ) -> Tensor:
     """[N, 4] bool in the order of LACKS: what the data need."""
     # Ordered bands of a linear expression are the one relation that a linear classifier knows.
-    straight = (first == Expression.LINEAR) & (rule == Rule.BANDS)
-    straight |= (first == Expression.LINEAR) & (second == Expression.LINEAR) & _is_in(rule, (Rule.SUM, Rule.BITS))
+    straight = (first == Expression.LINEAR) & (rule == ClassRule.BANDS)
+    straight |= (
+        (first == Expression.LINEAR) & (second == Expression.LINEAR) & _is_in(rule, (ClassRule.SUM, ClassRule.BITS))
+    )
     has_relation = (structure == Structure.VECTOR) | (code == Code.POINT)
     neighbour = (code == Code.MOTIF) | (structure == Structure.WAVES)
     far = _is_in(structure, (Structure.ORDER, Structure.GAP, Structure.LEADER))

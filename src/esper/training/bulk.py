@@ -74,7 +74,7 @@ def counts(episodes: Episodes, facts: Facts) -> dict[str, float]:
     found |= _named("transitions", [stage.name for stage in Stage], facts.entered())
     fault = facts.steps.epoch.fault[facts.played]
     found |= _named("faults", FAULTS, torch.bincount(fault[fault >= 0], minlength=len(FAULTS)))
-    suspected = facts.steps.reward.findings & facts.played[..., None, None]
+    suspected = facts.steps.reward.suspicions & facts.played[..., None, None]
     found |= _named("suspicions", KINDS, suspected.sum((0, 1, 2)))
     found |= _named("reward", TERMS, facts.rewards().mean(0))
     return found | _scores(facts)

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from esper.errors import first_line
 from esper.telemetry.records import Severity
 from esper.training import cluster_actor
-from esper.training.cluster_actor import Facts
+from esper.training.cluster_actor import NodeFacts
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Member:
     """What it works on: a reference of Ray's, or None."""
     ticket: object = None
     """Whose job that is; None while it introduces itself."""
-    facts: Facts | None = None
+    facts: NodeFacts | None = None
     """None until it has introduced itself."""
     since: float = field(default_factory=time.monotonic)
 
@@ -158,7 +158,7 @@ class Members:
         strategies = import_module("ray.util.scheduling_strategies")
         resources = {"num_cpus": 1} if self.actors == "cpu" else {"num_cpus": 1, "num_gpus": 1}
         here = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        kind = self.ray.remote(cluster_actor.Actor)
+        kind = self.ray.remote(cluster_actor.ClusterActor)
         handle = kind.options(**resources, memory=ACTOR_MEMORY, max_restarts=0, scheduling_strategy=here).remote()
         return Member(handle, node, where, pending=handle.facts.remote())
 
@@ -181,7 +181,7 @@ class Members:
         return [one for one in self._members if one.facts and one.pending is None and one.node not in self._refused]
 
     def assign(self, member: Member, ticket: object, key: str, *parts: Any) -> None:
-        """`parts`: the function, the job, and what it shares with others, as `Actor.run` takes them."""
+        """`parts`: the function, the job, and what it shares with others, as `ClusterActor.run` takes them."""
         member.pending, member.ticket = member.handle.run.remote(key, *parts), ticket
         member.since = time.monotonic()
 
@@ -214,8 +214,8 @@ class Members:
 
     def _welcome(self, member: Member, said: dict[str, Any]) -> None:
         """Let it work if its code is the driver's. Another Esper may say less about itself."""
-        known: dict[str, Any] = {one.name: said.get(one.name) for one in fields(Facts)}
-        here, there = cluster_actor.facts(), Facts(**known)
+        known: dict[str, Any] = {one.name: said.get(one.name) for one in fields(NodeFacts)}
+        here, there = cluster_actor.node_facts(), NodeFacts(**known)
         ours = {"esper": f"{here.esper} ({here.source})", "torch": here.torch}
         theirs = {"esper": f"{there.esper} ({there.source})", "torch": there.torch}
         if wrong := [f"{name} {theirs[name]}, here it is {ours[name]}" for name in ours if ours[name] != theirs[name]]:

@@ -60,7 +60,7 @@ class Lives:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SeedGroup:
     """The seeds of one blueprint at one slot. Its call has rows for [incubating, acting, acting in a variant]."""
 
     blueprint: int
@@ -96,7 +96,7 @@ class Gates:
 class SlotRows:
     """What happens at one slot. Rows are sorted by part."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SeedGroup, ...]
     attached: Tensor
     """Rows that an acting seed changes: of networks and of variants."""
     alpha: Tensor
@@ -181,7 +181,7 @@ def _slot(
         return torch.from_numpy(values).to(device)
 
     rows = SlotRows(
-        tuple(Part(blueprint, moved(own), count, moved(again)) for blueprint, own, count, again in parts),
+        tuple(SeedGroup(blueprint, moved(own), count, moved(again)) for blueprint, own, count, again in parts),
         moved(_joined(attached)),
         torch.from_numpy(lives.alpha[everyone, slot]).to(device, dtype),
         moved(young),

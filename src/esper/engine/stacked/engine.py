@@ -21,7 +21,7 @@ from esper.engine.governor_columns import GovernorColumns
 from esper.engine.stacked.composition import Lives
 from esper.engine.stacked.export import plain_network
 from esper.engine.stacked.stack import Measured, Stack
-from esper.engine.stacked.training import EpochOfUpdates, Trained
+from esper.engine.stacked.training import EpochOfUpdates, TrainedEpoch
 from esper.growth.blueprints import LAYOUTS, blueprint_names
 from esper.lifecycle import LIVE, Rules
 from esper.slot_columns import CONTRAST, SlotColumns
@@ -43,7 +43,7 @@ class _Results:
         self.accuracy, self.loss = column(), column()
         self.shadow, self.contribution = column(slots, len(CONTRAST)), column(slots, len(CONTRAST))
 
-    def take(self, places: Tensor, trained: Trained, measured: Measured) -> None:
+    def take(self, places: Tensor, trained: TrainedEpoch, measured: Measured) -> None:
         slots = trained.seed_gradient.shape[1]
         self.train_loss[places], self.host_gradient[places] = trained.loss, trained.host_gradient
         self.seed_gradient[places, :slots] = trained.seed_gradient
@@ -186,7 +186,7 @@ class StackedEngine:
 
     def _train(
         self, lives: Lives, on: NDArray[np.bool_], actions: Tensor, grows: NDArray[np.bool_]
-    ) -> list[tuple[Tensor, EpochOfUpdates, tuple[Trained, Measured]]]:
+    ) -> list[tuple[Tensor, EpochOfUpdates, tuple[TrainedEpoch, Measured]]]:
         """Plant, train and measure those that are `on` [N]: for each stack that has some, their places among the N, the
         epoch, which is not kept yet, and what was found. On a GPU all of it is queued, on the stacks' own streams."""
         epochs = []

@@ -70,7 +70,7 @@ class RewardColumns:
     """[N] Φ of the situation reached, unscaled; 0 at the end."""
     score: Tensor
     """[N] at the end: the true score on validation, neither clamped nor scaled; NaN before."""
-    findings: Tensor
+    suspicions: Tensor
     """[N, S, kinds] bool: suspicions that begin, in the order of `suspicion.KINDS`."""
     contribution: Tensor
     """[N, S] points that leaving a seed out would cost, as measured in this epoch; NaN where it was not."""
@@ -136,7 +136,7 @@ class Reward:
         last = self._potential if self._begun else self.potential(before, known)
         self._begun = True
         self._follow(before, after, known)
-        costs, findings, contribution, improvement = self._judge_seeds(after, level, epoch, acted)
+        costs, suspicions, contribution, improvement = self._judge_seeds(after, level, epoch, acted)
         ending, final = self._end(before, after, epoch, terminal)
         reached = torch.where(terminal[:, None], 0.0, self.potential(after, level))
         shaping = zip(SHAPING_TERMS, (self.config.discount * reached - last).unbind(1), strict=True)
@@ -147,7 +147,7 @@ class Reward:
         self._level = torch.where(acted, level, self._level)
         self._over = self._over | (acted & terminal)
         return RewardColumns(
-            paid, self._potential.sum(-1), final, findings & acted[:, None, None], contribution, improvement
+            paid, self._potential.sum(-1), final, suspicions & acted[:, None, None], contribution, improvement
         )
 
     # -- how good a network is, in points: by its accuracy, or by its loss on a task's own scale --------------------

@@ -25,7 +25,7 @@ RATIO_LIMIT = 5.0
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Suspicion:
     """A seed that looks better than what it did (R115)."""
 
     kind: Kind
@@ -51,16 +51,16 @@ class Finding:
         )
 
 
-def findings(
+def suspicions(
     begun: Tensor, contribution: Tensor, improvement: Tensor, epoch: int, slots: Slots, names: Sequence[str]
-) -> tuple[Finding, ...]:
+) -> tuple[Suspicion, ...]:
     """The suspicions about one network that begin, for people: `begun` [S, kinds], the others [S]."""
     found = []
     for slot, kind in begun.nonzero().tolist():
         blueprint = int(slots.columns.blueprint[0, slot])
         seed = slots.lives[slot].seed
         points = float(contribution[slot]), float(improvement[slot])
-        found.append(Finding(KINDS[kind], epoch, slot, slots.names[slot], seed, names[blueprint], *points))
+        found.append(Suspicion(KINDS[kind], epoch, slot, slots.names[slot], seed, names[blueprint], *points))
     return tuple(found)
 
 
