@@ -16,9 +16,9 @@ from esper.growth.blueprints import fitting
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.policy.controller import RandomLegal
-from esper.tasks.counted_init import CountedInit, DrawNumbers, spread
+from esper.tasks.counted_init import CountedInit, DrawNumbers, scaled_uniform
 from esper.tasks.family import Draw, get_family
-from esper.tasks.grammar_data import FIRST_TRAINED, make_data, orthogonal_rows
+from esper.tasks.grammar_data import FIRST_TRAINED, make_data, orthogonal_directions
 from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, PARTS, SIZES
 from esper.tasks.grammar_kinds import EXPRESSIONS, STRUCTURES, UNSEEN, ClassRule, Code, Expression, Structure
 from esper.tasks.grammar_relations import classes_of, ranks
@@ -101,7 +101,7 @@ def test_hosts_have_the_counted_weights_and_the_parameters_that_the_columns_say(
         drawn = problems.host_uniforms(torch.tensor([0]), size)[0]
         first = weights[0]
         bound = first[0].numel() ** -0.5
-        assert torch.equal(first.flatten(), spread(drawn[: first.numel()], -bound, bound))
+        assert torch.equal(first.flatten(), scaled_uniform(drawn[: first.numel()], -bound, bound))
         assert torch.equal(host.head.bias, draw.task.make_host().head.bias)  # whatever torch's generator has done
 
 
@@ -359,7 +359,7 @@ def test_classes_are_what_the_rule_says():
 def test_directions_are_at_right_angles_as_far_as_there_is_room():
     drawn = of_layout("sequence", 8)
     there = (torch.arange(10) < drawn.features[:, None]).float()
-    rows = orthogonal_rows(drawn.keys, 7, there)
+    rows = orthogonal_directions(drawn.keys, 7, there)
     for made, features in zip(rows, drawn.features.tolist(), strict=True):
         few = made[: min(features, 7)]
         torch.testing.assert_close(few @ few.T, torch.eye(len(few)), atol=1e-4, rtol=0.0)

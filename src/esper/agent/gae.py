@@ -83,7 +83,7 @@ def against_siblings(advantage: Tensor, valid: Tensor, siblings: int) -> Tensor:
     return torch.where(mask, groups - baseline, torch.zeros_like(groups)).flatten(0, 1)
 
 
-def normalise(advantage: Tensor, valid: Tensor, mean: Tensor, std: Tensor, least_std: float) -> Tensor:
+def normalise_advantages(advantage: Tensor, valid: Tensor, mean: Tensor, std: Tensor, least_std: float) -> Tensor:
     """Once, over the whole rollout and before any head's mask. The floor on the std keeps a rollout in which nothing
     happened from turning rounding noise into unit-variance advantages. [N, T]"""
     return torch.where(valid, (advantage - mean) / std.clamp(min=least_std), torch.zeros_like(advantage))

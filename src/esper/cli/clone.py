@@ -57,7 +57,7 @@ class FromRecording(ConfigOptions):
                 lambda what, done, of, loss: progress.note(done, of, f"{what}, held-out loss {loss:.3f}"),
             )
         claim_file(self.out, "--out", new=True)  # another command may have been quicker
-        save(self.out, learned, how, config, recording)
+        save_learned(self.out, learned, how, config, recording)
         show_agreement(console, learned)
         return self._judge(console, recording, planned)
 
@@ -101,7 +101,7 @@ class Clone(FromRecording, CloneConfig):
         return self._learn("esper clone", recording, self.config_as(CloneConfig), clone)
 
 
-def save(path: Path, learned: Learned, how: str, config: Any, recording: Recording) -> None:
+def save_learned(path: Path, learned: Learned, how: str, config: Any, recording: Recording) -> None:
     """An ordinary checkpoint that says where it comes from."""
     data = {
         "learned_by": how,

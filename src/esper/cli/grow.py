@@ -17,7 +17,7 @@ from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.cli.options import by_default, file_name, refuse_if_it_holds, results_folder
 from esper.cli.terminal import wide_console
 from esper.cli.user_code import user_errors, user_function
-from esper.cli.watching import check_watchable, watching
+from esper.cli.watching import check_watchable, serving_page
 from esper.env.rent import RENT_RATE
 from esper.tables import Report
 from esper.telemetry.store import STORE_NAME
@@ -215,7 +215,7 @@ class Grow:
         from esper.dashboard.grown import GrowthRecorder
 
         facts = {**problem.facts, "controller": self.controller, "rent": self.rent}
-        with GrowthRecorder(out / STORE_NAME, facts) as recorder, watching(True, out, console, stay=True):
+        with GrowthRecorder(out / STORE_NAME, facts) as recorder, serving_page(True, out, console, stay=True):
             yield recorder
 
     def _problem(self) -> Draw:

@@ -31,7 +31,7 @@ from esper.cli.options import (
 )
 from esper.cli.terminal import clock, wide_console
 from esper.cli.train_view import TrainWatch
-from esper.cli.watching import check_watchable, watching
+from esper.cli.watching import check_watchable, serving_page
 from esper.engine.gc_control import deferred_gc
 from esper.env.rent import RENT_RATE
 from esper.telemetry import sinks
@@ -109,7 +109,7 @@ class Train(ConfigOptions, TrainConfig):
             if cluster is None and (duration := duration_of(config, trainer.engine.name, device, workers)):
                 console.print(duration, highlight=False, soft_wrap=True)
             try:
-                with watching(self.watch, folder.path, console):
+                with serving_page(self.watch, folder.path, console):
                     finished = self._train(console, trainer, store, undo)
             finally:
                 trainer.close()

@@ -125,20 +125,20 @@ def _state(
 ) -> dict[str, Any]:
     quiet = max(0.0, now - source.written())
     row = connection.execute("SELECT process FROM sessions ORDER BY session DESC LIMIT 1").fetchone()
-    lives = row is not None and _lives(int(row["process"]))
+    running = row is not None and _is_running(int(row["process"]))
     patience = max(QUIET, 5.0 * (pace or 0.0))
     if total is not None and done >= total:
         name, said = "finished", "all updates are done"
-    elif quiet <= patience and (lives or quiet <= QUIET):
+    elif quiet <= patience and (running or quiet <= QUIET):
         name, said = "running", "an update follows the other"
-    elif lives:
+    elif running:
         name, said = "quiet", f"process {row['process']} lives, but nothing was recorded for {_span(quiet)}"
     else:
         name, said = "stopped", f"nothing was recorded for {_span(quiet)}, and its process is not on this machine"
     return {"name": name, "said": said, "quiet_seconds": quiet, "written": source.written()}
 
 
-def _lives(process: int) -> bool:
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except PermissionError:  # another user's

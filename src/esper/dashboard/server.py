@@ -114,8 +114,8 @@ def make_app(sources: Sequence[Source], policy: Policy | None = None) -> Starlet
         return FileResponse(path, media_type="application/octet-stream", filename=path.name)
 
     routes = [
-        Route("/", lambda request: static("index.html")),
-        Route("/static/{name}", lambda request: static(request.path_params["name"])),
+        Route("/", lambda request: page_file("index.html")),
+        Route("/static/{name}", lambda request: page_file(request.path_params["name"])),
         Route("/api/runs", runs),
         Route("/api/live", live),
         Route("/api/runs/{run:int}/overview", answering(lambda s, r: overview(s), fresh=True)),
@@ -132,7 +132,7 @@ def make_app(sources: Sequence[Source], policy: Policy | None = None) -> Starlet
     return app
 
 
-def static(name: str) -> Response:
+def page_file(name: str) -> Response:
     """One of the files of the page; there are no folders."""
     known = {entry.name: entry for entry in (resources.files("esper.dashboard") / "static").iterdir()}
     ending = "." + name.rpartition(".")[2]

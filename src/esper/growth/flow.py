@@ -45,7 +45,7 @@ class InputAxis:
         wanted = (self.length // 4, self.length // 2, self.length // 2 + 1, 3 * self.length // 4)
         return sorted({min(self.length - 1, max(1, cut)) for cut in wanted})
 
-    def parts(self, positions: int, cut: int) -> tuple[int, int]:
+    def sides(self, positions: int, cut: int) -> tuple[int, int]:
         """Of so many positions: how many surely lie before the cut, and where those begin that surely lie after."""
         more = positions - self.length
         if 0 <= 2 * more < self.length:  # one for one, with padding or further tokens at either end
@@ -107,7 +107,7 @@ class Flow:
         positions = len(self._late[0][name][key])
         forwards, backwards = [], []
         for late, early, cut in zip(self._late, self._early, self._axis.cuts, strict=True):
-            before, after = self._axis.parts(positions, cut)
+            before, after = self._axis.sides(positions, cut)
             backwards.append(bool(late[name][key][:before].any()))
             forwards.append(bool(early[name][key][after:].any()))
         return Across(tuple(forwards), tuple(backwards), positions == self._axis.length)

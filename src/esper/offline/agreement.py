@@ -53,7 +53,7 @@ class Agreement:
 
 
 @torch.inference_mode()
-def agreement(network: FactoredRecurrentActorCritic, rows: EpisodeRows) -> Agreement:
+def agreement_with_teacher(network: FactoredRecurrentActorCritic, rows: EpisodeRows) -> Agreement:
     """With the rows' actions, which are the teacher's."""
     out = network(rows.observation, rows.masks, network.initial_state(len(rows)))
     used = out.policy.relevant(rows.action) & rows.valid[..., None]  # [E, T, heads]

@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from esper.config import SHARE, check_number
-from esper.offline.agreement import agreement, choices_given
+from esper.offline.agreement import agreement_with_teacher, choices_given
 from esper.offline.fitting import FitConfig, Learned, OnEpoch, imitate, mean_where, new_network, silent
-from esper.offline.rows import EpisodeRows, prepare, split, units_of
+from esper.offline.rows import EpisodeRows, prepare_rows, split, units_of
 from esper.policy.distribution import OP
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.rollout.episodes import Episodes
@@ -40,11 +40,11 @@ def clone(
     parts = split(episodes, config.seed)
     network = new_network(network_config, config.seed)
     units = units_of(parts[0], network, config.discount)
-    rows, stop_rows, judge_rows = (prepare(part, units, config.discount, action="label") for part in parts)
+    rows, stop_rows, judge_rows = (prepare_rows(part, units, config.discount, action="label") for part in parts)
     weights = [class_weights(counts, config.balance) for counts in counted(rows, network.uses)]
     stop_rows = balanced(stop_rows, weights)
     imitate(network, balanced(rows, weights), lambda: wrong(network, stop_rows), config, on_epoch)
-    return Learned(network, units, agreement(network, judge_rows))
+    return Learned(network, units, agreement_with_teacher(network, judge_rows))
 
 
 def wrong(network: FactoredRecurrentActorCritic, rows: EpisodeRows) -> Tensor:

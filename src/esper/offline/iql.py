@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ABOVE_0, AT_LEAST_0, WITHIN_0_AND_1, check_ranges
-from esper.offline.agreement import agreement
+from esper.offline.agreement import agreement_with_teacher
 from esper.offline.critic import FactoredCritic, Twin
 from esper.offline.fitting import (
     FitConfig,
@@ -34,7 +34,7 @@ from esper.offline.fitting import (
     new_network,
     silent,
 )
-from esper.offline.rows import EpisodeRows, Units, prepare, split, units_of
+from esper.offline.rows import EpisodeRows, Units, prepare_rows, split, units_of
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.rollout.episodes import Episodes
 
@@ -84,7 +84,7 @@ def iql(episodes: Episodes, network_config: NetworkConfig, config: IQLConfig, on
     parts = split(episodes, config.seed)
     network, values = new_network(network_config, config.seed), Values(network_config, config.seed)
     units = units_of(parts[0], network, config.discount)
-    rows, stop_rows, _ = (prepare(part, units, config.discount, action="action") for part in parts)
+    rows, stop_rows, _ = (prepare_rows(part, units, config.discount, action="action") for part in parts)
     fit(
         "values",
         values,
@@ -95,10 +95,10 @@ def iql(episodes: Episodes, network_config: NetworkConfig, config: IQLConfig, on
         on_epoch,
         after_step=lambda: values.q.follow(TARGET_RATE),
     )
-    spread = advantages(values, rows)[rows.valid].std(correction=0).clamp(min=LEAST_SPREAD)
+    spread = action_advantages(values, rows)[rows.valid].std(correction=0).clamp(min=LEAST_SPREAD)
     lesson, stop_lesson = (weighted(values, part, spread, config.temperature) for part in (rows, stop_rows))
     imitate(network, lesson, lambda: imitation_losses(network, stop_lesson)[0], config, on_epoch)
-    judged = agreement(network, prepare(parts[2], units, config.discount, action="label"))
+    judged = agreement_with_teacher(network, prepare_rows(parts[2], units, config.discount, action="label"))
     return Learned(network, units, judged)
 
 
@@ -143,7 +143,7 @@ def return_error(values: Values, rows: EpisodeRows) -> Tensor:
 
 
 @torch.no_grad()
-def advantages(values: Values, rows: EpisodeRows) -> Tensor:
+def action_advantages(values: Values, rows: EpisodeRows) -> Tensor:
     """Q of what was done minus V, [E, T], in return-stds."""
     return values.q.smaller(rows) - values.state_value(rows)
 
@@ -151,7 +151,7 @@ def advantages(values: Values, rows: EpisodeRows) -> Tensor:
 @torch.no_grad()
 def weighted(values: Values, rows: EpisodeRows, spread: Tensor, temperature: float) -> EpisodeRows:
     """The rows with each decision weighted by its advantage, and V as the value to learn."""
-    weight = advantage_weights(advantages(values, rows), spread, temperature)
+    weight = advantage_weights(action_advantages(values, rows), spread, temperature)
     return replace(rows, weight=weight[..., None].expand(rows.weight.shape), value=values.state_value(rows))
 
 

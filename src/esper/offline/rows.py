@@ -99,7 +99,9 @@ def units_of(episodes: Episodes, network: FactoredRecurrentActorCritic, discount
     return Units(observations, values)
 
 
-def prepare(episodes: Episodes, units: Units, discount: float, *, action: Literal["label", "action"]) -> EpisodeRows:
+def prepare_rows(
+    episodes: Episodes, units: Units, discount: float, *, action: Literal["label", "action"]
+) -> EpisodeRows:
     """Every choice with weight 1, and the recorded returns as values."""
     chosen = episodes.label if action == "label" else episodes.action
     return EpisodeRows(

@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from esper.errors import did_you_mean
-from esper.tasks.registry import Task, check_options, load_task, task_names, task_options
+from esper.tasks.registry import Task, check_task_options, load_task, task_names, task_options
 
 Fact = str | int | float
 
@@ -101,7 +101,7 @@ class TaskFamily:
         data_seeds: int | None = None,
         **options: Any,
     ) -> None:
-        check_options(name, options)
+        check_task_options(name, options)
         self.name = name
         self.horizon, self.budget, self.max_seeds = horizon, budget, max_seeds
         # Data from files are read once: another split of them is no other problem, and they may be large.

@@ -93,7 +93,7 @@ def motif_order(labels: Labels, rng: np.random.Generator, *, length: int, distan
 # -- images [count, 2, size, size] -------------------------------------------------------------------------------------
 
 
-def image_motif(labels: Labels, rng: np.random.Generator, *, size: int, scale: int, noise: float) -> Inputs:
+def folded_motif(labels: Labels, rng: np.random.Generator, *, size: int, scale: int, noise: float) -> Inputs:
     """`motif` folded into a square: four levels, two by two, each a patch of `scale` by `scale` positions."""
     images = noise * rng.standard_normal((len(labels), 2, size, size))
     swell = np.sin(np.pi * (np.arange(scale) + 0.5) / scale) * (1.0 if scale == 1 else 1.3)

@@ -117,7 +117,7 @@ class AlarmRule:
         for metric in self._names():
             seen = self.seen(update, metric)
             if not math.isnan(seen) and self.judged(update, metric):
-                reading = compare(metric, seen, limit, self.above is not None, self.margin)
+                reading = compare_with_limit(metric, seen, limit, self.above is not None, self.margin)
                 yield replace(reading, bad=False, clear=True) if self.excused(update, metric) else reading
 
     def _names(self) -> list[str]:
@@ -125,7 +125,7 @@ class AlarmRule:
         return [m.replace("HEAD", head) for m, names in zip(self.metrics, heads, strict=True) for head in names]
 
 
-def compare(metric: str, seen: float, limit: float, above: bool, margin: float | None = None) -> Reading:
+def compare_with_limit(metric: str, seen: float, limit: float, above: bool, margin: float | None = None) -> Reading:
     """Bad beyond the limit, clear when behind it by the margin."""
     if above:
         return Reading(
@@ -149,7 +149,7 @@ def _ratios(update: CheckedUpdate) -> Iterator[Reading]:
     exploded = explosion_share(update.metrics) > RATIO_SHARE
     for metric, limit, above in (("ratio_max", RATIO_HIGH, True), ("ratio_min", RATIO_LOW, False)):
         if not math.isnan(update.metrics.get(metric, math.nan)):
-            reading = compare(metric, update.metrics[metric], limit, above)
+            reading = compare_with_limit(metric, update.metrics[metric], limit, above)
             yield reading if exploded else replace(reading, bad=False, clear=True)
 
 

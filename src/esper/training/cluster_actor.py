@@ -89,7 +89,7 @@ class ClusterActor:
                 self._function = (key, pickle.loads(function))
             work = self._function[1]
             assert work is not None
-            answer = work(unpack(job, shared))
+            answer = work(unpack_job(job, shared))
         except Exception as error:
             answer = error
         try:
@@ -153,7 +153,7 @@ class _Unpickler(pickle.Unpickler):
         return self._shared[number]
 
 
-def pack(job: object) -> tuple[bytes, list[bytes]]:
+def pack_job(job: object) -> tuple[bytes, list[bytes]]:
     """A job, and the large bytes that it holds."""
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -161,5 +161,5 @@ def pack(job: object) -> tuple[bytes, list[bytes]]:
     return file.getvalue(), pickler.left_out
 
 
-def unpack(packed: bytes, shared: Sequence[bytes]) -> Any:
+def unpack_job(packed: bytes, shared: Sequence[bytes]) -> Any:
     return _Unpickler(io.BytesIO(packed), shared).load()

@@ -170,7 +170,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, swap: Tensor) -> Tensor:
     return x * cosine + linear(x, swap.mT) * sine
 
 
-def places(extents: Tensor, padded: Sequence[int], dtype: torch.dtype) -> Tensor:
+def position_codes(extents: Tensor, padded: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Sines and cosines of each axis's relative position [V, positions, codes], as `ConvAttention.place` has them.
 
     `extents` [V, axes] are the true sizes.

@@ -19,7 +19,7 @@ from esper.engine.stacked.composition import Composition, SlotRows
 from esper.engine.stacked.functions import Fork, Join
 from esper.engine.stacked.hosts import StackedHosts, Statistics
 from esper.engine.stacked.parameters import Table
-from esper.engine.stacked.seeds import BATCHED, Constants, chosen
+from esper.engine.stacked.seeds import BATCHED, Constants, select_constants
 from esper.growth.blueprints import blueprint_names
 from esper.tasks.problems import Problems
 
@@ -85,11 +85,14 @@ class StackedPass:
         self._detached = [rows[found.detached] for found in composition.slots]
         names = blueprint_names()
         self._parts = [
-            [chosen(known.seed_constants(slot, names[part.blueprint]), rows[part.networks]) for part in found.parts]
+            [
+                select_constants(known.seed_constants(slot, names[part.blueprint]), rows[part.networks])
+                for part in found.parts
+            ]
             for slot, found in enumerate(composition.slots)
         ]
         self._gates = [
-            None if found.gates is None else chosen(known.gate_constants[slot], rows[found.gates.networks])
+            None if found.gates is None else select_constants(known.gate_constants[slot], rows[found.gates.networks])
             for slot, found in enumerate(composition.slots)
         ]
 

@@ -15,7 +15,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.engine.stacked.adamw import EpochUpdates, Moments, rate_table
-from esper.engine.stacked.composition import Lives
+from esper.engine.stacked.composition import SeedStates
 from esper.engine.stacked.hosts import MOMENTUM, Statistics
 from esper.engine.stacked.passes import Leaves, StackedPass
 from esper.growth.blueprints import blueprint_names
@@ -39,10 +39,10 @@ class TrainedEpoch:
 class EpochOfUpdates:
     """The updates of the networks `rows` of a stack in one epoch."""
 
-    def __init__(self, stack: Stack, rows: Tensor, lives: Lives, epoch: int) -> None:
+    def __init__(self, stack: Stack, rows: Tensor, states: SeedStates, epoch: int) -> None:
         self.stack, self.rows = stack, rows
         problems = stack.problems
-        self.composition = stack.compose(lives, removals=False)
+        self.composition = stack.compose(states, removals=False)
         self.run_pass = StackedPass(stack.known, rows, self.composition)
         self.course = stack.course(rows)
         self.updates = int(self.course.updates.max())

@@ -47,7 +47,7 @@ VISIBILITIES: dict[Visibility, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Activation and norm of the host around a slot, by their names in `blueprints/parts.py`; empty is a seed's own."""
+    """Activation and norm of the host around a slot, by their names in `blueprints/norms.py`; empty is a seed's own."""
 
     activation: str = ""
     norm: str = ""
