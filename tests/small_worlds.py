@@ -29,6 +29,12 @@ from esper.tasks.registry import cross_entropy, percent_correct
 CLASSES = 3
 
 
+def stages_of(host: nn.Module) -> list[str]:
+    """Paths of the stages, or blocks, of a built-in host: its tasks have slots at them."""
+    name = "blocks" if hasattr(host, "blocks") else "stages"
+    return [f"{name}.{i}" for i in range(len(host.get_submodule(name)))]  # type: ignore[arg-type]
+
+
 class SpectralHost(nn.Module):
     """Spectral norm (buffers that change in training) and a buffer of its own that counts and averages."""
 

@@ -15,6 +15,7 @@ from esper.tasks.feed import TensorFeed
 from esper.tasks.mnist1d import LENGTH, TEMPLATES, _interpolate, _smooth
 from esper.tasks.stories import write_stories
 from esper.tasks.text import MOST_SYMBOLS, UNKNOWN, encode_text, window_splits
+from small_worlds import stages_of
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 GENERATED = ("mnist1d", "digits", "stories")  # tasks that need no file
@@ -53,7 +54,7 @@ def test_the_host_fits_the_data_and_learns(name):
     loaded = load_task(name)
     torch.manual_seed(0)
     host = loaded.make_host()
-    assert list(loaded.slots) == host.default_slots
+    assert list(loaded.slots) == stages_of(host)
     optimizer = torch.optim.AdamW(host.parameters(), lr=loaded.learning_rate, weight_decay=loaded.weight_decay)
     feed = TensorFeed(loaded.splits.train, loaded.splits.val, batch_size=loaded.batch_size)
     losses = []

@@ -212,7 +212,7 @@ def _story(
     named = next(([slot["path"] for slot in one] for one in states if one), None)
     slots = named or sorted({change["slot"] for change in changes})
     lanes, before = _fold(changes, length, slots)
-    steps = [_step(row, before[i], slots) for i, row in enumerate(decisions)]
+    steps = [_step(row, before[i]) for i, row in enumerate(decisions)]
     planted = {(s["slot"], s["epoch"]): s["blueprint"] for s in steps if s["op"] == Op.GERMINATE.name}
     seeds = {change["seed"]: planted.get((change["slot"], change["epoch"])) for change in changes if change["born"]}
     return {
@@ -270,7 +270,7 @@ def _fold(
     return lanes.segments, before
 
 
-def _step(row: sqlite3.Row, before: Mapping[str, tuple[str, int]], slots: Sequence[str]) -> dict[str, Any]:
+def _step(row: sqlite3.Row, before: Mapping[str, tuple[str, int]]) -> dict[str, Any]:
     choices = json.loads(row["choices"]) if row["choices"] else None
     kept = ("epoch", "op", "slot", "blueprint", "blend", "p_op", "p_slot", "p_blueprint", "p_blend", "value", "reward")
     step = {name: row[name] for name in (*kept, "message", "accuracy", "parameters")}

@@ -69,7 +69,7 @@ def _of_run(source: Source, connection: sqlite3.Connection, facts: Mapping[str, 
         "steps": _total_steps(connection),
         "sessions": [dict(row) for row in connection.execute("SELECT * FROM sessions ORDER BY session DESC LIMIT 5")],
         "latest": latest,
-        "lights": [*_learning(connection, latest), *_alarms(connection, done, latest), _networks(connection, done)],
+        "lights": [*_learning(connection), *_alarms(connection, done, latest), _networks(connection, done)],
     }
 
 
@@ -176,7 +176,7 @@ def light(name: str, state: str, said: str, remedy: str = "") -> dict[str, str]:
     return {"name": name, "state": state, "said": said, "remedy": remedy}
 
 
-def _learning(connection: sqlite3.Connection, latest: Mapping[str, float | None]) -> list[dict[str, str]]:
+def _learning(connection: sqlite3.Connection) -> list[dict[str, str]]:
     """Whether the score is clearly better than at the beginning: the rule of the alarms."""
     scores = [value for value in series(connection, "episode/score").values() if value is not None]
     if len(scores) < 2 * IMPROVEMENT_WINDOW:

@@ -27,6 +27,7 @@ from esper.telemetry.records import to_json
 from esper.telemetry.store import StoreError
 
 KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+NO_FILE = "there is no such file"
 REMEMBERED = 256
 """Answers that are kept while the store does not change."""
 
@@ -101,17 +102,10 @@ def make_app(sources: Sequence[Source], policy: Policy | None = None) -> Starlet
         return EventStream(hub) if len(hub.viewers) < VIEWERS else PlainTextResponse("too many viewers", 503)
 
     def download(request: Request) -> Response:
-        name = request.path_params["name"]
         try:
-            source = source_of(request)
-            # Only what the page lists: a name is looked up, and no path is ever made of it.
-            listed = any(one["name"] == name for one in files(source))
+            return run_file(source_of(request), request.path_params["name"])
         except RefusedRequestError:
-            listed = False
-        if not listed:
-            return PlainTextResponse("there is no such file", 404)
-        path = source.folder / name
-        return FileResponse(path, media_type="application/octet-stream", filename=path.name)
+            return PlainTextResponse(NO_FILE, 404)
 
     routes = [
         Route("/", lambda request: page_file("index.html")),
@@ -137,8 +131,16 @@ def page_file(name: str) -> Response:
     known = {entry.name: entry for entry in (resources.files("esper.dashboard") / "static").iterdir()}
     ending = "." + name.rpartition(".")[2]
     if name not in known or ending not in KINDS:
-        return PlainTextResponse("there is no such file", 404)
+        return PlainTextResponse(NO_FILE, 404)
     return Response(known[name].read_bytes(), media_type=KINDS[ending])
+
+
+def run_file(source: Source, name: str) -> Response:
+    """One of the files of a run. Only what the page lists: a name is looked up, and no path is ever made of it."""
+    if not any(one["name"] == name for one in files(source)):
+        return PlainTextResponse(NO_FILE, 404)
+    path = source.folder / name
+    return FileResponse(path, media_type="application/octet-stream", filename=path.name)
 
 
 def _rollout(source: Source, request: Request) -> Any:

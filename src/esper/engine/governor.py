@@ -229,10 +229,6 @@ class Governor:
         self._alphas = dict(state["alphas"])
         self._snapshot.take()
 
-    @property
-    def snapshot_bytes(self) -> int:
-        return self._snapshot.bytes
-
 
 class Snapshot:
     """One copy of a growing model's permanent tensors, in CPU memory that is allocated once and written over."""

@@ -131,7 +131,7 @@ def draw_settings(keys: Tensor, draw: Tensor, layout: Tensor, unseen: bool) -> S
     latent = torch.tensor(LATENT)[layout]
     distractors = _between(next(u), 0, 2)
     needs = _needs(layout, structure, code, rule, first, second, distractors, gain)
-    lacks = _lacks(layout, form, bends, needs)
+    lacks = _lacks(form, bends, needs)
     places = _places(form, widths)
     room, seeds = next(u), next(u)
     size = host_parameters(form, features, widths)
@@ -234,7 +234,7 @@ def _needs(
     return torch.stack([neighbour & (layout >= LAYOUTS.index("conv1d")), far, bend, gain > GAIN_THAT_NEEDS_A_NORM], 1)
 
 
-def _lacks(layout: Tensor, form: Tensor, bends: Tensor, needs: Tensor) -> Tensor:
+def _lacks(form: Tensor, bends: Tensor, needs: Tensor) -> Tensor:
     sees = torch.tensor([max(one.kernels[: first_pool(one) + 1]) > 1 for one in FORMS])[form]
     attends = torch.tensor([any(one.attends) for one in FORMS])[form]
     lacks = needs & ~torch.stack([sees, attends, bends.any(1), torch.zeros_like(sees)], 1)
