@@ -71,7 +71,7 @@ def against_siblings(advantage: Tensor, valid: Tensor, siblings: int) -> Tensor:
     """Each row's advantage less the mean of its siblings' at the same step: rows come in groups of so many that play
     the same problem. [N, T]
 
-    What the critic does not know about a problem is the same for all who play it, and goes away. A row's own action has
+    What the critic misses of a problem is the same for all rows that play it, and cancels. A row's own action has
     no part in what is subtracted, so the gradient's expectation does not change. Where no sibling is left, nothing is.
     """
     if siblings == 1:

@@ -183,7 +183,7 @@ def start_from(agent: PPOAgent, path: str | Path) -> None:
 
 def leave_out_unseen_rent(network: FactoredRecurrentActorCritic, observations: ObservationNormaliser) -> None:
     """Give the rent no weight in a policy that was only ever shown one: to its normaliser any other is ten standard
-    deviations away, and its weights for it are those that it was born with."""
+    deviations away, and its weights for it are the initial ones."""
     seen = observations.frozen["overall"]
     if float(seen.variance[RENT]) < LEAST_SPREAD:
         with torch.no_grad():

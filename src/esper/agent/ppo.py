@@ -165,7 +165,7 @@ class PPOAgent:
             validate_masks(episodes.masks, self.network.uses, episodes.valid)
 
     def take_compile_failure(self) -> str | None:
-        """Why the network runs uncompiled although `config.compile` asked for it; told once, for the record."""
+        """Why the network runs uncompiled although `config.compile` is set; given once, for the record."""
         return None if self._compiled is None else self._compiled.take_failure()
 
     def state_dict(self) -> dict[str, Tensor]:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from esper.config import EngineName
     from esper.tasks.family import Family
-    from esper.training.comparison import Comparison, Row
+    from esper.training.comparison import Comparison, ComparisonRow
     from esper.training.statistics import Estimate
 
 
@@ -172,7 +172,7 @@ def _write(out: Path, also: str | None, facts: dict[str, Any]) -> list[str]:
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def _show(console: Console, found: Comparison, rows: list[Row]) -> None:
+def _show(console: Console, found: Comparison, rows: list[ComparisonRow]) -> None:
     if found.interrupted:
         console.print("Interrupted: this is what was completed.")
     if not rows:
@@ -196,11 +196,11 @@ def _show(console: Console, found: Comparison, rows: list[Row]) -> None:
         console.print(line, style="dim", highlight=False, soft_wrap=True)
 
 
-def _columns(found: Comparison) -> dict[str, Callable[[Row], str]]:
+def _columns(found: Comparison) -> dict[str, Callable[[ComparisonRow], str]]:
     """Heading → cell of up to three lines, as markup. A column that has nothing to say in any row is left out."""
     rule = found.best_rule()
 
-    def against_rule(row: Row) -> str:
+    def against_rule(row: ComparisonRow) -> str:
         return "–" if rule == "none" else with_interval(row.vs_best_rule, "+.1f", _chance(row.better_than_best_rule))
 
     return {
@@ -223,7 +223,7 @@ def _chance(estimate: Estimate | None) -> str:
     return "" if estimate is None else f"{estimate.value:.2f}"
 
 
-def _name(row: Row, draws: int) -> str:
+def _name(row: ComparisonRow, draws: int) -> str:
     star = " *" if row.on_front else ""
     part = f"\n[dim]{row.episodes} of {draws} draws[/dim]" if row.episodes != draws else ""
     head, colon, rest = escape(row.name).partition(": ")
@@ -233,7 +233,7 @@ def _name(row: Row, draws: int) -> str:
     return (head if row.is_control else f"[bold]{head}[/bold]") + star + part
 
 
-def _legend(found: Comparison, rows: list[Row]) -> list[str]:
+def _legend(found: Comparison, rows: list[ComparisonRow]) -> list[str]:
     rule = found.best_rule()
     lines = [
         f"score: test accuracy − {found.rent:g} points per extra host-size of parameters; IQM: its inter-quartile mean",

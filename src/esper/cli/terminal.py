@@ -29,9 +29,9 @@ __all__ = [
 ]
 
 SECONDS_BETWEEN_LINES = 15.0
-"""Where nobody watches, progress is a line now and then."""
+"""Where the output goes to no terminal, progress is a line now and then."""
 FILE_WIDTH = WIDTH
-"""Columns of what is written where nobody watches."""
+"""Columns of what is written where the output goes to no terminal."""
 
 
 def wide_console(*, stderr: bool = False, file_width: int = FILE_WIDTH) -> Console:

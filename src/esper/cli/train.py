@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import tyro
@@ -46,9 +46,6 @@ from esper.training.progress import progress_of
 from esper.training.run_folder import RunFolder
 from esper.training.session import begin_session, duration_of
 from esper.training.train_config import PRESETS, TrainConfig
-
-if TYPE_CHECKING:
-    pass
 
 CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "tensorboard", "wandb"}
 """A run may go on longer, its files may have moved, and others may watch; anything else would make it another run."""
@@ -220,7 +217,7 @@ class Train(ConfigOptions, TrainConfig):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _judge(self, console: Console, folder: RunFolder, config: TrainConfig, took: str) -> int:
-        """What was learnt: by its returns, and beside the rules on problems that nobody trained on."""
+        """What was learnt: by its returns, and beside the rules on problems that are not for training."""
         episodes = config.updates * config.envs
         console.print(
             f"Trained {config.updates} updates, {episodes} episodes, in {took}: {folder.path}", soft_wrap=True

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from esper.config import EngineName
-    from esper.training.comparison import Row
+    from esper.training.comparison import ComparisonRow
     from esper.training.pools import Executor
     from esper.training.tuning import Tuned
 
@@ -105,7 +105,7 @@ class TuneHeuristic:
 
     def _judge(
         self, console: Console, numbers: Sequence[int], executor: Executor, device: torch.device, engine: EngineName
-    ) -> list[Row]:
+    ) -> list[ComparisonRow]:
         from esper.training.comparison import compare, summarise
 
         with ProgressDisplay(console) as watch:
@@ -122,7 +122,7 @@ class TuneHeuristic:
         return summarise(found)
 
 
-def _facts(tuned: Tuned, rows: list[Row], out: Path) -> dict[str, Any]:
+def _facts(tuned: Tuned, rows: list[ComparisonRow], out: Path) -> dict[str, Any]:
     return {
         "out": str(out),
         "settings": asdict(tuned.settings),
@@ -136,7 +136,7 @@ def _facts(tuned: Tuned, rows: list[Row], out: Path) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, tuned: Tuned, rows: list[Row], out: Path) -> None:
+def _show(console: Console, tuned: Tuned, rows: list[ComparisonRow], out: Path) -> None:
     console.print(
         f"Best of {tuned.candidates} candidates after {tuned.steps:,} env-steps: score {tuned.score:.1f} on validation "
         f"data of {tuned.draws} training draws"

@@ -78,7 +78,7 @@ class Source:
 
 
 def _changes(paths: Sequence[Path]) -> Stamp:
-    """Time and size of each file. An empty one is left out: a reader makes the log of a store that nobody writes."""
+    """Time and size of each file. An empty one is left out: a reader makes the log of a store at rest."""
     found: list[int] = []
     for path in paths:
         try:

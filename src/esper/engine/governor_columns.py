@@ -91,7 +91,7 @@ class GovernorColumns:
         return learnt & lost, limit
 
     def _notice_reduction(self, alpha: Tensor, seed: Tensor, where: Tensor) -> None:
-        """A seed that is taken out takes what it knew with it. That was decided, so it is no fault to know less now."""
+        """Removing a seed on purpose may lower the accuracy at once. That was decided, so it is no fault."""
         if self._alpha.shape != alpha.shape:
             self._alpha, self._seed = torch.zeros_like(alpha), torch.zeros_like(seed)
         left = torch.where(seed == self._seed, alpha, 0.0)

@@ -1,4 +1,4 @@
-"""`slots="auto"`: which places of a model are worth a slot, by a rule that looks at nothing but its modules.
+"""`slots="auto"`: which modules of a model get a slot, by a rule that reads nothing but the modules.
 
     blocks           modules with layers inside, of a class that the model has at least twice (the outermost of them):
                      each block of a transformer or of a residual MLP

@@ -78,7 +78,7 @@ def host_modules(module: nn.Module) -> Iterator[nn.Module]:
 def outputs_of(model: nn.Module, seen: Probe) -> set[int]:
     """The tensors that the model itself gives, by identity."""
     output = seen.passes[1][model].output
-    if isinstance(output, Mapping):  # of transformers, whether or not torch is told of its type
+    if isinstance(output, Mapping):  # of transformers, whether or not its type is registered with torch
         output = list(output.values())
     return {id(leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor)}
 

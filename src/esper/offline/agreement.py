@@ -1,4 +1,4 @@
-"""How well a policy says what its teacher said: accuracy and confusion per head, where the head mattered.
+"""How often a policy decides as its teacher did: accuracy and confusion per head, where the head mattered.
 
 A head counts on the steps where the teacher's operation uses it, and is asked under the teacher's own earlier
 choices: which slot, given the teacher's operation; which blueprint, given the teacher's slot. `decisions` is stricter:

@@ -1,6 +1,6 @@
 """The loop behind everything that is learnt offline: minibatches of whole episodes, and weights that generalise.
 
-Recorded episodes are few, and a network that may look at them long enough knows them by heart. Two remedies: what is
+Recorded episodes are few, and a network that is trained on them long enough memorises them. Two remedies: what is
 judged and kept is a running average of the weights (cloning some 450 episodes, the op head's held-out accuracy was
 94.4 % without it and 95.2 to 95.6 % with it), and of these averages the one that was best on problems that were not
 learnt from.
@@ -27,7 +27,7 @@ MAX_GRADIENT = 1.0
 AVERAGED_STEPS = 100
 """How far back the running average reaches once there are enough steps."""
 VALUE_COEFFICIENT = 0.1
-"""Of a critic beside a policy: low, because a few hundred returns are soon known by heart, and the trunk is shared."""
+"""Of a critic beside a policy: low, because a few hundred returns are soon memorised, and the trunk is shared."""
 
 
 class BrokenLearningError(RuntimeError):
@@ -35,7 +35,7 @@ class BrokenLearningError(RuntimeError):
 
 
 def silent(what: str, done: int, of: int, loss: float) -> None:
-    """Nobody watches."""
+    """The default: nothing is shown."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,6 @@
 """Implicit Q-learning (Kostrikov et al. 2021) over factored, masked, recurrent decisions.
 
-Three losses, none of which ever asks what an action that nobody took would be worth:
+Three losses, none of which needs the value of an action that was not taken:
 
     V   expectile regression of V(s) on Q(s, a) of the recorded actions: an upper expectile is what good actions reach
     Q   r + γ V(s'), squared error, for two critics
@@ -8,7 +8,7 @@ Three losses, none of which ever asks what an action that nobody took would be w
 
 With a `conservative` weight, Q also pays for log Σ exp Q − Q(s, a), as in CQL. V and Q are learnt first and then judge
 every recorded step once; the policy is extracted afterwards, with V as what its own value head learns. Two phases,
-because each then stops at its own best: learnt together, the critics knew 15,000 steps of the toy task by heart before
+because each then stops at its own best: learnt together, the critics had memorised 15,000 steps of the toy task before
 the policy was done (score 4.88 of 5 after 10 epochs, 4.49 after 30).
 """
 
@@ -57,7 +57,7 @@ class IQLConfig(FitConfig):
     temperature: float = 0.5
     """In standard deviations of the advantage: small copies only the best actions, large copies all (cloning)."""
     conservative: float = 0.0
-    """Weight of the term that keeps the values of actions nobody took low; 0 is plain IQL."""
+    """Weight of the term that keeps the values of actions that were not taken low; 0 is plain IQL."""
 
     def __post_init__(self) -> None:
         FitConfig.__post_init__(self)

@@ -110,7 +110,7 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """What the core remembers: hidden and cell, each [layers, N, hidden]. A memoryless policy has 0 layers."""
+    """The state of the core: hidden and cell, each [layers, N, hidden]. A memoryless policy has 0 layers."""
 
     hidden: Tensor
     cell: Tensor

@@ -51,7 +51,7 @@ class Family(Protocol):
 
 
 class BoundedFamily(Family, Protocol):
-    """A family that knows the size of its largest problem: what a rollout buffer must have room for."""
+    """A family whose largest problem is known: what the records of its episodes must have room for."""
 
     @property
     def slots(self) -> int:
@@ -216,7 +216,7 @@ def family_of(name: str, *, data_dir: str | Path | None = None, text_file: str |
             f"families in turn cannot read files: train on one of {name!r}, or leave out {_spelled(files)}"
         )
     if files and name not in task_names():
-        get_family(name)  # a name that nobody knows is the first thing to say
+        get_family(name)  # an unknown name is refused before anything else
         raise ValueError(f"the problems of {name!r} are generated and read no files: leave out {_spelled(files)}")
     return get_family(name, **files)
 

@@ -218,7 +218,7 @@ def _needs(
     gain: Tensor,
 ) -> Tensor:
     """[N, 4] bool in the order of LACKS: what the data need."""
-    # Ordered bands of a linear expression are the one relation that a linear classifier knows.
+    # Ordered bands of a linear expression are the one relation that a linear classifier can compute.
     straight = (first == Expression.LINEAR) & (rule == ClassRule.BANDS)
     straight |= (
         (first == Expression.LINEAR) & (second == Expression.LINEAR) & _is_in(rule, (ClassRule.SUM, ClassRule.BITS))

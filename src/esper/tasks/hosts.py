@@ -1,4 +1,4 @@
-"""The built-in hosts: plain networks that know nothing about growth.
+"""The built-in hosts: plain networks without code for growth.
 
 This file imports torch alone, because its source travels with an exported model. Each host keeps its constructor's
 keyword arguments (plain JSON data) in `config`, and is a chain of stages, each called exactly once per forward pass;

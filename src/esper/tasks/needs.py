@@ -1,4 +1,4 @@
-"""Generated data of which each kind asks for one kind of computation, and hides from the others.
+"""Generated data: each kind can be classified by one kind of computation, and not by the others.
 
 Every function is `(labels, rng, …) -> inputs`: labels [count] from 0 to 3, inputs [count, …] in float64, all random
 numbers from `rng`. What is not the needed computation is made useless by design: classes have the same values in

@@ -116,7 +116,7 @@ class ReturnLevel:
 
 @dataclass(slots=True)
 class _Track:
-    """What the detector remembers of one rule for one metric."""
+    """The state of one rule for one metric."""
 
     streak: int = 0
     clear: int = 0

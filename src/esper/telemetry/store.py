@@ -48,7 +48,7 @@ class RunStore:
         self._pending: list[Statement] = []
         self._error: Exception | None = None
         self._closed = False
-        atexit.register(self.close)  # a caller who forgets to close still loses nothing
+        atexit.register(self.close)  # nothing is lost where a caller does not close
 
     def add(self, *statements: Statement) -> None:
         """Keep statements for the next flush; those of one call are never split over two transactions."""
@@ -205,7 +205,7 @@ def _open(path: Path, migrations: tuple[str, ...]) -> sqlite3.Connection:
         raise StoreError(f"cannot open the run store {path}: {error}") from error
     try:
         connection.execute("PRAGMA journal_mode = WAL")
-        # An fsync for each transaction, one an update: like a checkpoint, what flush() promised survives a power cut.
+        # An fsync for each transaction, one an update: like a checkpoint, what flush() wrote survives a power cut.
         connection.execute("PRAGMA synchronous = FULL")
         _upgrade(connection, path, migrations)
     except sqlite3.Error as error:

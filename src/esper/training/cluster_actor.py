@@ -78,7 +78,7 @@ class ClusterActor:
         self._function: tuple[str, Callable[[Any], Any] | None] = ("", None)
 
     def node_facts(self) -> dict[str, object]:
-        """Plain data: the driver may have another version of the class, and wants to say so."""
+        """Plain data: the driver may have another version of the class, and then reports that."""
         return asdict(node_facts())
 
     def run(self, key: str, function: bytes, job: bytes, *shared: bytes) -> bytes:

@@ -147,7 +147,7 @@ class Members:
             for _ in range(0 if node in self._refused else room - present):
                 if self._most is None or len(self._members) < self._most:
                     self._members.append(self._start(node, _name(facts)))
-        self._check_that_somebody_is_there(alive)
+        self._check_for_usable_nodes(alive)
 
     def _room(self, node: dict[str, Any]) -> int:
         has = node["Resources"]
@@ -162,7 +162,7 @@ class Members:
         handle = kind.options(**resources, memory=ACTOR_MEMORY, max_restarts=0, scheduling_strategy=here).remote()
         return Member(handle, node, where, pending=handle.facts.remote())
 
-    def _check_that_somebody_is_there(self, alive: dict[str, Any]) -> None:
+    def _check_for_usable_nodes(self, alive: dict[str, Any]) -> None:
         """Nodes may still come, unless all that could work were refused."""
         usable = [node for node, facts in alive.items() if self._room(facts)]
         if usable and all(node in self._refused for node in usable):
@@ -238,7 +238,7 @@ class Members:
         for other in [one for one in self._members if one.node == member.node and one.pending is None]:
             self._members.remove(other)
             self._kill(other)
-        self._looked = 0.0  # whether somebody is left is found out now
+        self._looked = 0.0  # whether an actor is left is found out now
 
     def _lose(self, member: Member, error: Exception) -> tuple[str, bool]:
         """Strike an actor off; why it ended, and whether its node ended with it."""
@@ -257,7 +257,7 @@ class Members:
         return why, by_node
 
     def _fetch_log(self, member: Member, path: str | None) -> Any:
-        """Its last lines, read on its own node; nobody waits for them yet."""
+        """Its last lines, read on its own node; they are not waited for yet."""
         if path is None:
             return None
         strategies = import_module("ray.util.scheduling_strategies")

@@ -1,9 +1,9 @@
 """The environments of a training run: whole episodes, in this process or in worker processes, with the same numbers.
 
 On a CPU an episode is played by one process from its first step to its last, with a copy of the policy, and the next
-idle worker takes the next episode: nobody waits for the slowest network of a step. An episode depends on its draw, the
-policy and its own seed, so where it is played changes nothing. With the per-network engine on a GPU all networks step
-side by side, as one batch of this process: processes take turns there, and four were slower than one
+idle worker takes the next episode: no worker waits for the slowest network of a step. An episode depends on its draw,
+the policy and its own seed, so where it is played changes nothing. With the per-network engine on a GPU all networks
+step side by side, as one batch of this process: processes take turns there, and four were slower than one
 (docs/performance.md).
 
 With the stacked engine a job is a stack. On a CPU its size follows from how many episodes there are (`stack_size`). On

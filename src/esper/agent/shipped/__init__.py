@@ -13,7 +13,7 @@ from pathlib import Path
 from esper.config import ConfigError, read_table, settings_from
 
 DEFAULT_CONTROLLER = "small"
-"""Who decides in `esper grow` and `esper.grow` where nobody is named. The only place that says so; docs/results.md has
+"""The controller of `esper grow` and `esper.grow` where none is named. The only place that says so; docs/results.md has
 the reasons."""
 
 FOLDER = Path(__file__).parent
@@ -24,7 +24,7 @@ class ShippedError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class ShippedScore:
     """What `esper compare` gave the shipped file, in its score, with 95 % intervals."""
 
     on: str
@@ -60,7 +60,7 @@ class Provenance:
     machine: str
     git_commit: str
     torch: str
-    score: Score | None
+    score: ShippedScore | None
     """None: not judged yet."""
     sha256: str
     """Of the safetensors file."""
@@ -78,7 +78,7 @@ STATED = ("summary", "commands", "seeds", "env_steps", "wall_seconds", "machine"
 
 
 def shipped_names() -> tuple[str, ...]:
-    files = [*FOLDER.glob("*.json"), *FOLDER.glob("*.safetensors")]  # what lacks one of its two is told, not hidden
+    files = [*FOLDER.glob("*.json"), *FOLDER.glob("*.safetensors")]  # what lacks one of its two is listed, too
     return tuple(sorted({path.stem for path in files}))
 
 

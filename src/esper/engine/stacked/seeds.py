@@ -21,7 +21,7 @@ from esper.growth.blueprints import Layout, SlotShape, fitting
 
 Weights = Mapping[str, Tensor]
 Constants = dict[str, Any]
-"""What a pass must know of its networks beside their weights: tensors and extents."""
+"""What a pass reads of its networks beside their weights: tensors and extents."""
 
 
 @dataclass(frozen=True, slots=True)

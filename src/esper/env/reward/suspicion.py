@@ -19,7 +19,7 @@ RANSOM_CONTRIBUTION = 1.0
 RANSOM_FALL = 1.0
 """Points that the network is worse than before the seed; smaller falls are the noise of training."""
 SURE_ERRORS = 2.0
-"""A contribution must be this many standard errors above 0 to accuse anyone."""
+"""A contribution must be this many standard errors above 0 before a seed is suspected."""
 RATIO_LIMIT = 5.0
 """Claims up to this multiple of the improvement are usual: leave-one-out overstates by nature (measured: up to 4.6)."""
 
