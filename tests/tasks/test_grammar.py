@@ -19,7 +19,7 @@ from esper.policy.controller import RandomLegal
 from esper.tasks.counted_init import CountedInit, DrawNumbers, scaled_uniform
 from esper.tasks.family import Draw, get_family
 from esper.tasks.grammar_data import FIRST_TRAINED, make_data, orthogonal_directions
-from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, PARTS, SIZES
+from esper.tasks.grammar_forms import CLASSES, DATA_NAMES, FORMS, LAYOUTS, SIZES
 from esper.tasks.grammar_kinds import EXPRESSIONS, STRUCTURES, UNSEEN, ClassRule, Code, Expression, Structure
 from esper.tasks.grammar_relations import classes_of, ranks
 from esper.tasks.grammar_settings import EXAMPLES, FEATURES, HORIZON, WIDTHS, Settings
@@ -166,9 +166,9 @@ def test_training_draws_never_have_a_held_out_kind(settings):
         assert set(drawn.first.tolist()) == set(drawn.second.tolist()) == set(map(int, EXPRESSIONS))
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", DATA_NAMES)
 def test_unseen_draws_have_nothing_else(part):
-    layout = LAYOUTS[PARTS.index(part)]
+    layout = LAYOUTS[DATA_NAMES.index(part)]
     drawn = get_family(f"grammar-unseen/{part}").settings(range(100), held_out=False)
     kinds = drawn.first if layout == "dense" else drawn.structure
     assert set(kinds.tolist()) == {int(kind) for kind in UNSEEN[layout]}
@@ -258,13 +258,13 @@ def only(settings: Settings, **columns: float) -> Settings:
 
 
 def of_layout(layout: str, count: int = 4) -> Settings:
-    return get_family(f"grammar/{PARTS[LAYOUTS.index(layout)]}").settings(range(count), False)
+    return get_family(f"grammar/{DATA_NAMES[LAYOUTS.index(layout)]}").settings(range(count), False)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_classes_are_balanced_and_inputs_are_finite(layout):
     for unseen in (False, True):
-        name = f"grammar{'-unseen' if unseen else ''}/{PARTS[LAYOUTS.index(layout)]}"
+        name = f"grammar{'-unseen' if unseen else ''}/{DATA_NAMES[LAYOUTS.index(layout)]}"
         drawn = get_family(name).settings(range(24), False)
         x, y = make_data(drawn, drawn, layout)
         count = FIRST_TRAINED + (EXAMPLES[1] if layout == "dense" else int(drawn.examples.max()))

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 LAYOUT = f"growth observation {SCHEMA_VERSION}"
 """What a policy was trained to read; a checkpoint for another layout is refused."""
-LEAST_SPREAD = 1e-6
+LEAST_RENT_VARIANCE = 1e-6
 """Variance of the rent as it is shown, below which a policy was trained at one rent."""
 SPARE_BLUEPRINTS = 8
 """Room in a new network's blueprint embedding for blueprints that people add."""
@@ -185,7 +185,7 @@ def leave_out_unseen_rent(network: FactoredRecurrentActorCritic, observations: O
     """Give the rent no weight in a policy that was only ever shown one: to its normaliser any other is ten standard
     deviations away, and its weights for it are the initial ones."""
     seen = observations.frozen["overall"]
-    if float(seen.variance[RENT]) < LEAST_SPREAD:
+    if float(seen.variance[RENT]) < LEAST_RENT_VARIANCE:
         with torch.no_grad():
             network.features.first.linear.weight[:, RENT] = 0.0
         seen.mean[RENT], seen.variance[RENT] = 0.0, 1.0

@@ -25,7 +25,7 @@ from esper.telemetry.store import STORE_NAME
 if TYPE_CHECKING:
     from torch import nn
 
-    from esper.dashboard.grown import GrowthRecorder
+    from esper.dashboard.growth_recorder import GrowthRecorder
     from esper.tasks.family import Draw
     from esper.training.own.grown import Grown
 
@@ -212,7 +212,7 @@ class Grow:
         if not self.watch:
             yield None
             return
-        from esper.dashboard.grown import GrowthRecorder
+        from esper.dashboard.growth_recorder import GrowthRecorder
 
         facts = {**problem.facts, "controller": self.controller, "rent": self.rent}
         with GrowthRecorder(out / STORE_NAME, facts) as recorder, serving_page(True, out, console, stay=True):

@@ -308,7 +308,7 @@ def _try_folder(folder: Path) -> None:
 
 # -- after a refusal ---------------------------------------------------------------------------------------------------
 
-USUAL = (Path("grown"), Path("compared"), Path("runs"))
+USUAL_FOLDERS = (Path("grown"), Path("compared"), Path("runs"))
 """Where results go if no option says."""
 RUN_FILES = ("config.json", "run.sqlite", "run.sqlite-wal", "run.sqlite-shm", "checkpoints/start.safetensors", ".lock")
 """What a run's folder has before its first update."""
@@ -319,7 +319,7 @@ def no_empty_folders(command: object) -> Iterator[None]:
     """If the command fails, the folders that it made and that hold nothing are removed."""
     named = [getattr(command, name, None) for name in OUTPUTS]
     paths = [Path(value) for value in named if isinstance(value, str | Path)]
-    with no_empty_folder(*paths, *(path.with_suffix("") for path in paths if path.name), *USUAL):
+    with no_empty_folder(*paths, *(path.with_suffix("") for path in paths if path.name), *USUAL_FOLDERS):
         yield
 
 

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from esper.dashboard.grown import CONTROL, GROWTH
+from esper.dashboard.growth_recorder import CONTROL, GROWTH
 from esper.dashboard.source import Source, meta
 from esper.telemetry.health import IMPROVEMENT_WINDOW, REMINDER, Improvement
 

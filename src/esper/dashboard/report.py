@@ -11,7 +11,7 @@ from typing import Any
 
 from esper.dashboard.curves import curves
 from esper.dashboard.drawings import Line, known, lines, slot_lanes
-from esper.dashboard.episodes import episode, rollout
+from esper.dashboard.episode_answers import episode, rollout
 from esper.dashboard.findings import findings, leaderboard
 from esper.dashboard.markup import Html, joined, number, table, tag
 from esper.dashboard.overview import overview

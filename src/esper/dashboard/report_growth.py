@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from esper.dashboard.drawings import known, slot_lanes
-from esper.dashboard.episodes import episode
+from esper.dashboard.episode_answers import episode
 from esper.dashboard.findings import files
 from esper.dashboard.markup import Html, joined, number, table, tag
 from esper.dashboard.report_parts import fact_boxes, page, section

@@ -17,7 +17,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from esper.dashboard.curves import curves
-from esper.dashboard.episodes import episode, rollout
+from esper.dashboard.episode_answers import episode, rollout
 from esper.dashboard.findings import files, findings, leaderboard
 from esper.dashboard.guard import Guard, Policy
 from esper.dashboard.live import VIEWERS, EventStream, Hub
@@ -26,7 +26,7 @@ from esper.dashboard.source import Source, Stamp
 from esper.telemetry.records import to_json
 from esper.telemetry.store import StoreError
 
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
 NO_FILE = "there is no such file"
 REMEMBERED = 256
 """Answers that are kept while the store does not change."""
@@ -130,9 +130,9 @@ def page_file(name: str) -> Response:
     """One of the files of the page; there are no folders."""
     known = {entry.name: entry for entry in (resources.files("esper.dashboard") / "static").iterdir()}
     ending = "." + name.rpartition(".")[2]
-    if name not in known or ending not in KINDS:
+    if name not in known or ending not in MEDIA_TYPES:
         return PlainTextResponse(NO_FILE, 404)
-    return Response(known[name].read_bytes(), media_type=KINDS[ending])
+    return Response(known[name].read_bytes(), media_type=MEDIA_TYPES[ending])
 
 
 def run_file(source: Source, name: str) -> Response:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from esper.dashboard.grown import HISTORY, store_of_history
+from esper.dashboard.growth_recorder import HISTORY, store_of_history
 from esper.telemetry.schema import MIGRATIONS
 from esper.telemetry.store import STORE_NAME, StoreError, open_readonly
 

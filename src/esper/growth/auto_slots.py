@@ -7,7 +7,7 @@
     maps             of both kinds, only the last before the number of channels or the resolution changes: stage ends
     never            outputs and what makes them, embeddings, layers inside of a block, modules that are called twice
 
-More than `MOST` are thinned out evenly; the last one stays. Nothing is random, and nothing depends on values.
+More than `MOST_SLOTS` are thinned out evenly; the last one stays. Nothing is random, and nothing depends on values.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from esper.growth.probe import AttachError, Probe
 from esper.growth.visibility import visible_slots
 
 AUTO = "auto"
-MOST = 12
+MOST_SLOTS = 12
 """Slots at most. The controllers that come with Esper were tried with up to so many."""
 
 
@@ -177,6 +177,6 @@ def _is_map(shape: SlotShape) -> bool:
 
 
 def _thinned(paths: Sequence[str]) -> list[str]:
-    if len(paths) <= MOST:
+    if len(paths) <= MOST_SLOTS:
         return list(paths)
-    return [paths[(number + 1) * len(paths) // MOST - 1] for number in range(MOST)]
+    return [paths[(number + 1) * len(paths) // MOST_SLOTS - 1] for number in range(MOST_SLOTS)]

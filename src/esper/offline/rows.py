@@ -15,7 +15,7 @@ from esper.offline.recording import RecordingError
 from esper.policy.network import FactoredRecurrentActorCritic
 from esper.rollout.episodes import Episodes, map_tensors, minibatches
 
-SHARES = (0.7, 0.15, 0.15)
+SPLIT_SHARES = (0.7, 0.15, 0.15)
 """Of the problems: to learn from, to decide when to stop by, to judge by."""
 LARGEST = 1e15
 """Of recorded numbers: float32 must hold the square of what a policy sees and of what it earned."""
@@ -72,7 +72,7 @@ def split(episodes: Episodes, seed: int) -> tuple[Episodes, Episodes, Episodes]:
             f"{len(draws)} recorded problems are too few to learn from and to judge by: record at least {LEAST_DRAWS}"
         )
     order = draws[torch.randperm(len(draws), generator=torch.Generator().manual_seed(seed))]
-    ends = [max(1, round(share * len(draws))) for share in SHARES[1:]]
+    ends = [max(1, round(share * len(draws))) for share in SPLIT_SHARES[1:]]
     cuts = (len(draws) - sum(ends), len(draws) - ends[1])
     parts = (order[: cuts[0]], order[cuts[0] : cuts[1]], order[cuts[1] :])
     chosen = [torch.isin(episodes.draw, part).nonzero().flatten() for part in parts]

@@ -22,7 +22,7 @@ from esper.engine.measure import Evaluation
 from esper.env.learner_env import RewardStep, StepInfo
 from esper.env.observation import decode_one
 from esper.env.reward.config import TERMS
-from esper.env.reward.suspicion import KINDS, Suspicion
+from esper.env.reward.suspicion import SUSPICION_KINDS, Suspicion
 from esper.lifecycle import ENTERED_BY_ITSELF, GATES, LIVE, Contrast, Stage, Transition
 from esper.rollout.episodes import Episodes, map_tensors, named_tensors
 from esper.rollout.facts import Facts
@@ -159,7 +159,7 @@ class _EpisodeRenderer:
     def _suspicions(self, t: int, at: dict[str, Any]) -> tuple[Suspicion, ...]:
         return tuple(
             Suspicion(
-                KINDS[kind],
+                SUSPICION_KINDS[kind],
                 t,
                 slot,
                 self._paths[slot],

@@ -256,10 +256,10 @@ def get_family(name: str, **options: Any) -> NamedFamily:
         return Varied(**({"sorts": [part]} if part else {}), **options)
     if base in ("grammar", "grammar-unseen"):
         from esper.tasks.grammar import Grammar  # noqa: PLC0415
-        from esper.tasks.grammar_forms import PARTS  # noqa: PLC0415
+        from esper.tasks.grammar_forms import DATA_NAMES  # noqa: PLC0415
 
-        if part and part not in PARTS:
-            raise ValueError(f"no part of {base} is called so: {name!r}; try {base}/{f', {base}/'.join(PARTS)}")
+        if part and part not in DATA_NAMES:
+            raise ValueError(f"no part of {base} is called so: {name!r}; try {base}/{f', {base}/'.join(DATA_NAMES)}")
         return Grammar(part=part or None, unseen=base == "grammar-unseen", **options)
     if name == "natural":
         return Natural(**options)

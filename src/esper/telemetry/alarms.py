@@ -14,7 +14,7 @@ from enum import IntEnum
 from esper.actions import HEAD_NAMES
 from esper.telemetry.records import Severity
 
-MARGIN = 1.25
+CLEAR_MARGIN = 1.25
 """An update is clear when its number is back behind the limit by this factor: a limit that is grazed is one alarm."""
 RATIO_HIGH, RATIO_LOW = 5.0, 0.1
 """A probability ratio outside this range is an explosion; the update lists such steps."""
@@ -25,7 +25,7 @@ ENTROPY_COLLAPSED = 0.1
 VANISHING, EXPLODING = 1e-6, 100.0
 """Gradient norms below or above these multiples of the clip norm."""
 KL_EXTREME = (1.0, 0.5, 0.5)
-LEAST_LIVE = 0.01
+STARVED_SHARE = 0.01
 """A head that took effect on a smaller share of steps has no entropy or gradient to judge: it is starved."""
 
 
@@ -73,7 +73,7 @@ class CheckedUpdate:
 
     def live(self, metric: str, missing: float) -> bool:
         """Whether the head of this metric took effect on enough steps to be judged."""
-        return self.metrics.get(f"{_head(metric)}/live_fraction", missing) >= LEAST_LIVE
+        return self.metrics.get(f"{_head(metric)}/live_fraction", missing) >= STARVED_SHARE
 
 
 Condition = Callable[[CheckedUpdate, str], bool]
@@ -90,7 +90,7 @@ class AlarmRule:
     """Bad above this limit, or these by phase, where None is not judged. Either this or the next."""
     below: float | tuple[float | None, ...] | None = None
     margin: float | None = None
-    """Clear when so far behind the limit; otherwise by MARGIN, for limits that are positive."""
+    """Clear when so far behind the limit; otherwise by CLEAR_MARGIN, for limits that are positive."""
     in_clip_norms: bool = False
     """The limit is a multiple of the clip norm."""
     seen: Callable[[CheckedUpdate, str], float] = lambda update, metric: update.metrics.get(metric, math.nan)
@@ -129,9 +129,11 @@ def compare_with_limit(metric: str, seen: float, limit: float, above: bool, marg
     """Bad beyond the limit, clear when behind it by the margin."""
     if above:
         return Reading(
-            metric, seen, limit, seen > limit, seen <= (limit / MARGIN if margin is None else limit - margin)
+            metric, seen, limit, seen > limit, seen <= (limit / CLEAR_MARGIN if margin is None else limit - margin)
         )
-    return Reading(metric, seen, limit, seen < limit, seen >= (limit * MARGIN if margin is None else limit + margin))
+    return Reading(
+        metric, seen, limit, seen < limit, seen >= (limit * CLEAR_MARGIN if margin is None else limit + margin)
+    )
 
 
 def _head(metric: str) -> str:
@@ -245,7 +247,7 @@ ALARM_RULES = {
     ),
     "head_starved": AlarmRule(
         metrics=("HEAD/live_fraction",),
-        below=LEAST_LIVE,
+        below=STARVED_SHARE,
         judged=lambda update, metric: _head(metric) in update.had_choice,
         excused=lambda update, metric: update.improved and update.phase is RunPhase.LATE,
         updates=5,

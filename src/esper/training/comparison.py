@@ -31,7 +31,7 @@ from esper.training.controls import (
 )
 from esper.training.evaluation import Job, PackedController, batch_size, jobs_for, run_jobs
 from esper.training.pools import Executor
-from esper.training.results import PASSES, EpisodeResult, Results
+from esper.training.results import PASSES_OF_AN_UPDATE, EpisodeResult, Results
 from esper.training.statistics import (
     Estimate,
     Floats,
@@ -284,7 +284,7 @@ def _ratio(results: Mapping[int, EpisodeResult], name: str) -> float:
 
 def host_training_flops(result: EpisodeResult) -> float:
     """FLOPs of training the host alone to the draw's horizon."""
-    return PASSES * result.host_flops * result.examples / result.epochs * result.horizon
+    return PASSES_OF_AN_UPDATE * result.host_flops * result.examples / result.epochs * result.horizon
 
 
 # -- as JSON ----------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ from esper.growth.graft import graft
 from esper.growth.seed import Seed
 from esper.tasks.family import Draw, Family, get_family
 from esper.training.evaluation import Job
-from esper.training.results import PASSES, EpisodeResult, KeptSeed, Results
+from esper.training.results import PASSES_OF_AN_UPDATE, EpisodeResult, KeptSeed, Results
 
 WIDTH_RATIOS = (1.5, 2.5, 4.0, 8.0)
 """Parameters of the wider hosts, as multiples of the draw's own. Growth beyond the last one is judged by the last."""
@@ -110,7 +110,7 @@ def from_scratch(grown: Mapping[int, EpisodeResult], equal: Literal["epochs", "f
 
 def _affordable(result: EpisodeResult) -> int | None:
     """Epochs of the final network at the cost of the whole growth, to the nearest one."""
-    per_epoch = PASSES * result.flops * result.examples // result.epochs
+    per_epoch = PASSES_OF_AN_UPDATE * result.flops * result.examples // result.epochs
     epochs = max(1, round(result.training_flops / per_epoch))
     return None if epochs == result.horizon else epochs
 

@@ -45,7 +45,7 @@ from esper.training.pools import Executor, InProcess
 from esper.training.workers import Processes
 
 log = logging.getLogger(__name__)
-SHARES = 2.0
+SHARES_OF_GPU = 2.0
 """Even shares of a GPU's memory that one process may use. Stacks differ in size: of 16 processes the largest came to
 its even share (8.7 GiB) while all together used half of the GPU."""
 
@@ -100,7 +100,7 @@ class PolicyPlayer:
             # MPS has few connections, and a process takes eight unless told otherwise; read when CUDA starts.
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
             self._give_back_memory()  # what this process only keeps for later, another may need now
-            torch.cuda.set_per_process_memory_fraction(min(1.0, SHARES / self._sharing))
+            torch.cuda.set_per_process_memory_fraction(min(1.0, SHARES_OF_GPU / self._sharing))
         if self._env is None or self._env.size != size:  # made here, not in the parent: an environment does not travel
             self._env = None
             self._env = make_env(self._engine, self._family, size, self._device, **self._settings)

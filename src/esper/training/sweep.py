@@ -31,7 +31,7 @@ from esper.training.session import begin_session
 from esper.training.statistics import Estimate, bootstrap_table
 from esper.training.train_config import PRESETS, TrainConfig
 
-AT_ONCE = 5
+UPDATES_PER_JOB = 5
 """Updates of a job: what a lost actor can lose."""
 KEYS = ("preset", "seeds", "common", "settings")
 PLAN = "sweep.json"
@@ -167,7 +167,7 @@ class Sweep:
         return all(self.done(run) >= run.config.updates for run in self.runs)
 
     def _part(self, run: Run) -> SweepJob:
-        until = min(self.done(run) + AT_ONCE, run.config.updates)
+        until = min(self.done(run) + UPDATES_PER_JOB, run.config.updates)
         return SweepJob(run.name, read_files(self.of(run).path), until)
 
 

@@ -16,7 +16,7 @@ DEFAULT_CONTROLLER = "small"
 """The controller of `esper grow` and `esper.grow` where none is named. The only place that says so; docs/results.md has
 the reasons."""
 
-FOLDER = Path(__file__).parent
+SHIPPED_FOLDER = Path(__file__).parent
 
 
 class ShippedError(ValueError):
@@ -78,14 +78,15 @@ STATED = ("summary", "commands", "seeds", "env_steps", "wall_seconds", "machine"
 
 
 def shipped_names() -> tuple[str, ...]:
-    files = [*FOLDER.glob("*.json"), *FOLDER.glob("*.safetensors")]  # what lacks one of its two is listed, too
+    files = [path for suffix in ("json", "safetensors") for path in SHIPPED_FOLDER.glob(f"*.{suffix}")]
+    # What lacks one of its two files is listed, too.
     return tuple(sorted({path.stem for path in files}))
 
 
 def shipped_path(name: str) -> Path:
     """The policy's file, after making sure that it is the one that was shipped."""
     known = provenance(name)
-    path = FOLDER / f"{name}.safetensors"
+    path = SHIPPED_FOLDER / f"{name}.safetensors"
     if not path.exists():
         raise ShippedError(f"{path} is missing: install Esper again")
     if hashlib.sha256(path.read_bytes()).hexdigest() != known.sha256:
@@ -100,7 +101,7 @@ def provenance(name: str) -> Provenance:
     """What is known about a shipped controller. The policy's file is not looked at."""
     if name not in shipped_names():
         raise ShippedError(f"no controller {name!r} comes with Esper; there are: {', '.join(shipped_names())}")
-    path = FOLDER / f"{name}.json"
+    path = SHIPPED_FOLDER / f"{name}.json"
     try:
         return settings_from(read_table(path), Provenance, path.name, complete=True)
     except ConfigError as error:

@@ -26,7 +26,7 @@ from esper.actions import Op
 from esper.engine.epoch import EpochColumns
 from esper.env.rent import rent, score
 from esper.env.reward.config import PROXY_CONFIDENCE, SHAPING_TERMS, TERMS, TERMS_OF_MODE, LossScale, RewardConfig
-from esper.env.reward.suspicion import KINDS, RATIO_LIMIT, suspicious
+from esper.env.reward.suspicion import RATIO_LIMIT, SUSPICION_KINDS, suspicious
 from esper.env.world import World
 from esper.lifecycle import LIVE, Stage
 
@@ -71,7 +71,7 @@ class RewardColumns:
     score: Tensor
     """[N] at the end: the true score on validation, neither clamped nor scaled; NaN before."""
     suspicions: Tensor
-    """[N, S, kinds] bool: suspicions that begin, in the order of `suspicion.KINDS`."""
+    """[N, S, kinds] bool: suspicions that begin, in the order of `suspicion.SUSPICION_KINDS`."""
     contribution: Tensor
     """[N, S] points that leaving a seed out would cost, as measured in this epoch; NaN where it was not."""
     improvement: Tensor
@@ -118,7 +118,7 @@ class Reward:
         """[N, S] the seed there is followed from its germination to its removal."""
         self.level_at_birth, self.epochs_held = torch.zeros_like(alpha), torch.zeros_like(alpha)
         self.ratio_charged, self.indecision_charged = torch.zeros_like(alpha), torch.zeros_like(alpha)
-        self._suspected = torch.zeros((*alpha.shape, len(KINDS)), dtype=torch.bool, device=alpha.device)
+        self._suspected = torch.zeros((*alpha.shape, len(SUSPICION_KINDS)), dtype=torch.bool, device=alpha.device)
 
     def step(self, before: World, after: World, epoch: EpochColumns, terminal: Tensor) -> RewardColumns:
         """The reward for getting from `before` to `after` in `epoch`. An episode that is over is paid nothing more.

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from esper.slot_views import Slots
 
-Kind = Literal["ransomware", "reward_hacking"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+SuspicionKind = Literal["ransomware", "reward_hacking"]
+SUSPICION_KINDS: tuple[SuspicionKind, ...] = get_args(SuspicionKind)
 
 RANSOM_CONTRIBUTION = 1.0
 """Least points that the network would lose without the seed."""
@@ -28,7 +28,7 @@ RATIO_LIMIT = 5.0
 class Suspicion:
     """A seed that looks better than what it did (R115)."""
 
-    kind: Kind
+    kind: SuspicionKind
     epoch: int
     slot: int
     path: str
@@ -60,12 +60,12 @@ def suspicions(
         blueprint = int(slots.columns.blueprint[0, slot])
         seed = slots.views[slot].seed
         points = float(contribution[slot]), float(improvement[slot])
-        found.append(Suspicion(KINDS[kind], epoch, slot, slots.names[slot], seed, names[blueprint], *points))
+        found.append(Suspicion(SUSPICION_KINDS[kind], epoch, slot, slots.names[slot], seed, names[blueprint], *points))
     return tuple(found)
 
 
 def suspicious(contribution: Tensor, improvement: Tensor, ratio: Tensor, accuracy: Tensor, error: Tensor) -> Tensor:
-    """[N, S, kinds] bool, in the order of `KINDS`; all [N, S]. `accuracy` and `error` are of the measured contrast."""
+    """[N, S, kinds] bool, in the order of `SUSPICION_KINDS`; all [N, S]. `accuracy`, `error`: of the contrast."""
     sure = accuracy >= SURE_ERRORS * error
     ransom = sure & (contribution >= RANSOM_CONTRIBUTION) & (improvement < -RANSOM_FALL)
     return torch.stack((ransom, sure & (ratio >= RATIO_LIMIT)), -1)

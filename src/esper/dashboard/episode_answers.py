@@ -17,7 +17,7 @@ TILES = 64
 """Episodes that are drawn; of more, those whose steps are recorded come first."""
 PAGE = 50
 BINS = 24
-SORTS = {
+ORDERS = {
     "env": "env",
     "draw": "draw",
     "score": "score DESC",
@@ -40,7 +40,7 @@ def rollout(source: Source, update: int | None, arm: str, sort: str = "env", pag
             "avg(parameters * 1.0 / max(host_parameters, 1)) AS size FROM episodes WHERE update_number = ? AND arm = ?",
             (at, arm),
         ).fetchone()
-        order = SORTS.get(sort, "env")
+        order = ORDERS.get(sort, "env")
         rows = connection.execute(
             f"SELECT * FROM episodes WHERE update_number = ? AND arm = ? ORDER BY {order}, env LIMIT ? OFFSET ?",
             (at, arm, PAGE, max(0, page) * PAGE),
@@ -170,7 +170,7 @@ class _Lanes:
             self._close(slot, now, epoch)
 
 
-AT_ONCE = frozenset({"GERMINATED", "TRAINING", "FOSSILIZED"})
+ENTERED_AT_ONCE = frozenset({"GERMINATED", "TRAINING", "FOSSILIZED"})
 """Stages that a seed enters when its epoch begins; the others follow at the end of an epoch."""
 
 
@@ -262,7 +262,7 @@ def _fold(
     for epoch in range(length + 1):
         before.append({slot: (now.stage, epoch - born.get(slot, 0)) for slot, now in lanes.slots.items()})
         for change in by_epoch.get(epoch, ()):
-            at = epoch if change["target"] in AT_ONCE or epoch == length else epoch + 1
+            at = epoch if change["target"] in ENTERED_AT_ONCE or epoch == length else epoch + 1
             lanes.enter(change["slot"], change["target"], change["seed"], at)
             if change["born"]:
                 born[change["slot"]] = epoch
