@@ -139,7 +139,7 @@ class Grow:
         task = found.task.to(pick_device(self.device))
         settings: dict[str, Any] = {"epochs": found.horizon, "seed": found.seed}
         limits: dict[str, Any] = {"budget": found.budget, "max_seeds": found.max_seeds}
-        host = sum(parameter.numel() for parameter in task.make_host().parameters())
+        host = task.host_parameters
         facts = {"task": task.name, "slots": list(task.slots), "host_parameters": host, "epochs": found.horizon}
         title = f"{task.name}: {task.description}"
         return GrowthProblem(task.name, title, partial(grow_task, task, **settings, **limits), facts)

@@ -143,13 +143,13 @@ def levels(folder: Path) -> list[dict[str, Any]]:
     for path in written:
         try:
             rows = json.loads(path.read_text("utf-8"))["rows"]
-            return [{"name": str(row["name"]), **_estimate(row["score"])} for row in rows if not row["is_control"]]
+            return [{"name": str(row["name"]), **estimate(row["score"])} for row in rows if not row["is_control"]]
         except (OSError, ValueError, KeyError, TypeError):
             continue  # being written, or damaged: the one before it is better than none
     return []
 
 
-def _estimate(score: Mapping[str, Any]) -> dict[str, Any]:
+def estimate(score: Mapping[str, Any]) -> dict[str, Any]:
     return {"score": score["value"], "low": score["low"], "high": score["high"]}
 
 

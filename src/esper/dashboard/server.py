@@ -82,10 +82,8 @@ def make_app(sources: Sequence[Source], policy: Policy | None = None) -> Starlet
     def answering(ask: Ask, *, fresh: bool = False) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
             try:
-                source = source_of(request)
-                body = answers.get(
-                    str(request.url.path) + "?" + request.url.query, source, lambda: ask(source, request), fresh=fresh
-                )
+                source, key = source_of(request), f"{request.url.path}?{request.url.query}"
+                body = answers.get(key, source, lambda: ask(source, request), fresh=fresh)
             except RefusedRequestError as error:
                 return PlainTextResponse(str(error), 404)
             except (sqlite3.Error, StoreError) as error:

@@ -15,7 +15,7 @@ from esper.growth.attach import check_model
 from esper.growth.auto_slots import AUTO, pick
 from esper.growth.blueprints import SlotShape, fitting
 from esper.growth.candidates import find_candidates
-from esper.growth.costs import flops_per_example, seed_flops
+from esper.growth.costs import count_parameters, flops_per_example, seed_flops
 from esper.growth.probe import AttachError, probe
 from esper.growth.seed import parameter_count
 from esper.growth.style import find_styles
@@ -159,7 +159,7 @@ def slots(
     same = {path: f"slot {path!r} gives the same tensor as {listed!r}" for path, listed in other.items()}
     return SlotList(
         model=type(model).__name__,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=count_parameters(model),
         flops=flops_per_example(model, example),
         slots=tuple(found),
         refused=places.refused | refused | same,

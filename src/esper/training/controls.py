@@ -18,6 +18,7 @@ import torch
 from torch import nn
 
 from esper.env.rent import RENT_RATE, score
+from esper.growth.costs import count_parameters
 from esper.growth.graft import graft
 from esper.growth.seed import Seed
 from esper.tasks.family import Draw, Family, get_family
@@ -80,7 +81,7 @@ def wider(make_host: Callable[[], nn.Module], ratio: float) -> Callable[[], nn.M
     if "widths" not in config:
         raise ValueError(f"a {kind.__name__} has no widths that could be scaled")
     widths = [int(width) for width in config["widths"]]
-    wanted = ratio * _count(host)
+    wanted = ratio * count_parameters(host)
     # One factor reaches a ratio somewhere between itself squared and itself; steps of 2 % are finer than whole widths.
     factors = np.geomspace(1.0, max(2.0, ratio), num=1 + math.ceil(math.log(max(2.0, ratio)) / 0.02))
     choices = sorted({tuple(max(1, round(width * factor)) for width in widths) for factor in factors})
@@ -90,11 +91,7 @@ def wider(make_host: Callable[[], nn.Module], ratio: float) -> Callable[[], nn.M
 
 def _size(kind: type[nn.Module], config: dict[str, Any], widths: tuple[int, ...]) -> int:
     with torch.device("meta"):
-        return _count(kind(**{**config, "widths": list(widths)}))
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+        return count_parameters(kind(**{**config, "widths": list(widths)}))
 
 
 # -- which controls to run -------------------------------------------------------------------------------------------
