@@ -82,7 +82,7 @@ class Compare:
         """`usual`: where results go, or beside it, unless a folder was chosen."""
         from esper.tasks.draws import comparison_draws
         from esper.tasks.family import family_of
-        from esper.training.comparison import summarise, to_json
+        from esper.training.comparison import comparison_json, summarise
         from esper.training.plots import drawn, plot_comparison
 
         refuse_if_it_holds(self.out, ("comparison.json",), "a comparison")
@@ -101,7 +101,7 @@ class Compare:
         with results_folder(self.out, usual) as out:
             found = self._play(family, controllers, numbers, device, engine, console)
             rows = summarise(found)
-            facts = to_json(found, rows)
+            facts = comparison_json(found, rows)
             written = _write(out, self.json, facts)
         picture = out / "comparison.png"
         if rows and (problem := drawn(plot_comparison, picture, found, rows)):

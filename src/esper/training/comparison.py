@@ -290,7 +290,7 @@ def host_training_flops(result: EpisodeResult) -> float:
 # -- as JSON ----------------------------------------------------------------------------------------------------------
 
 
-def to_json(found: Comparison, rows: Sequence[ComparisonRow]) -> dict[str, Any]:
+def comparison_json(found: Comparison, rows: Sequence[ComparisonRow]) -> dict[str, Any]:
     """Everything: the table, and every episode behind it."""
     return {
         "format": FORMAT,

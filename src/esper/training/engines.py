@@ -19,8 +19,8 @@ import torch
 
 from esper.config import EngineName, EngineOption
 from esper.engine.precision import Precision
+from esper.engine.stacked.blueprints import without_batched_form
 from esper.engine.stacked.memory import available, memory_of
-from esper.engine.stacked.seeds import without_batched_form
 from esper.env.growth_env import GrowthEnv
 from esper.env.stacked_env import StackedEnv
 from esper.errors import RefusedError

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from esper.engine.stacked import adamw, functions
-from esper.engine.stacked.seeds import Place
+from esper.engine.stacked.blueprints import Place
 from esper.growth.blueprints import Layout
 
 ON_GPU = torch.cuda.is_available()

@@ -19,7 +19,7 @@ from esper.actions import BLENDS, HEAD_NAMES, HEADS_USED, Op
 from esper.engine.epoch import EpochColumns
 from esper.engine.governor_columns import GovernorColumns
 from esper.engine.stacked.composition import SeedStates
-from esper.engine.stacked.export import plain_network
+from esper.engine.stacked.plain_network import plain_network
 from esper.engine.stacked.stack import Measured, Stack
 from esper.engine.stacked.training import EpochOfUpdates, TrainedEpoch
 from esper.growth.blueprints import LAYOUTS, blueprint_names

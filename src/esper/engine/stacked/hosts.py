@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.engine.stacked import operations as ops
+from esper.engine.stacked.blueprints import Constants, Place, select_constants
 from esper.engine.stacked.functions import EPSILON, BatchNorm, Extent, spread
 from esper.engine.stacked.parameters import Axis, Parameter, Table, affine, linear, weight_and_bias
-from esper.engine.stacked.seeds import Constants, Place, select_constants
 from esper.tasks.problems import Form, Problems
 
 MOMENTUM = 0.1
