@@ -215,7 +215,7 @@ class SlotColumns:
         self._ramp_up((joining & ~held) | begun)
         self._enter(at[Stage.PRUNED], Stage.EMBARGOED)
         self._enter(rested, Stage.RESETTING)
-        self._forget(at[Stage.RESETTING])
+        self._clear(at[Stage.RESETTING])
         self._enter(at[Stage.RESETTING], Stage.DORMANT)
 
     # -- internals ----------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class SlotColumns:
         for column, value in (("alpha", 0.0), ("size", 0), ("blueprint", -1), ("blend", -1)):
             self._set(column, where, value)
 
-    def _forget(self, where: Tensor) -> None:
+    def _clear(self, where: Tensor) -> None:
         """An empty slot has nothing of the seed that was there."""
         for column, value in (("age", 0), ("measured_age", 0), ("gradient", math.nan)):
             self._set(column, where, value)

@@ -178,7 +178,7 @@ class Governor:
             self._training.clear()
         self._alphas = alphas
 
-    # -- remembering and restoring --------------------------------------------------------------------------------
+    # -- keeping and restoring ------------------------------------------------------------------------------------
 
     def keep(self, trained: TrainReport, measured: Evaluation) -> None:
         """The epoch was healthy: its level is the new normal, and this is the state to come back to."""

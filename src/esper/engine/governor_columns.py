@@ -110,7 +110,7 @@ class GovernorColumns:
         low, high = (ordered.gather(1, place).squeeze(1) for place in ((count - 1) // 2, count // 2))
         return torch.where(low == high, low, (low + high) / 2)
 
-    # -- remembering --------------------------------------------------------------------------------------------------
+    # -- the window of healthy epochs ---------------------------------------------------------------------------------
 
     def keep(self, healthy: Tensor, train_loss: Tensor, loss: Tensor, accuracy: Tensor) -> None:
         """Where the epoch was `healthy` (bool), its level is the new normal."""

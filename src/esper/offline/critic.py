@@ -57,7 +57,7 @@ class FactoredCritic(FactoredRecurrentActorCritic):
     def action_values(self, observation: Observation, masks: ActionMasks, state: RecurrentState) -> ActionValues:
         """For whole episodes [N, T, ...] from the state before their first steps."""
         slots, features = self._encode(observation)
-        core, _ = self._remember(features, state)
+        core, _ = self._core(features, state)
         base: Tensor = self.value_head(core).squeeze(-1)
         return ActionValues(base, self._logits(core, slots, observation, masks), masks, self.uses)
 

@@ -74,7 +74,7 @@ class RunStore:
         self.add((f"INSERT INTO sessions ({columns}) VALUES (?, ?, ?, ?, ?)", [row]))
 
     def rewind(self, update: int) -> int:
-        """Forget everything after `update`, in one transaction; gives the number of rows that went.
+        """Delete everything after `update`, in one transaction; gives the number of rows that went.
 
         A run that resumes from the checkpoint of that update then writes the rows of an uninterrupted run.
         """
@@ -173,7 +173,7 @@ def open_readonly(run: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _readable(path: Path) -> sqlite3.Connection:
-    # A store in a folder where nothing may be created cannot have SQLite's shared memory file; if nobody writes it,
+    # A store in a folder where nothing may be created cannot have SQLite's shared memory file; if it is at rest,
     # it can be read as a file that does not change.
     log = path.with_name(path.name + "-wal")
     modes = ["mode=ro"] if _size(log) > 0 else ["mode=ro", "immutable=1"]

@@ -97,7 +97,7 @@ class PolicyPlayer:
     def _play(self, job: PolicyJob) -> Played:
         size = len(job.draws)
         if self._sharing > 0 and torch.device(self._device).type == "cuda":
-            # MPS has few connections, and a process takes eight unless told otherwise; read when CUDA starts.
+            # MPS has few connections, and a process takes eight by default; read when CUDA starts.
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
             self._give_back_memory()  # what this process only keeps for later, another may need now
             torch.cuda.set_per_process_memory_fraction(min(1.0, SHARES_OF_GPU / self._sharing))

@@ -51,7 +51,7 @@ class Worker:
         """Seconds of silence after which it was ended."""
         self._watch = threading.Thread(target=self._listen, name=f"watch-{process.pid}", daemon=True)
         self._watch.start()
-        # Where nobody closes it: multiprocessing would end it by SIGTERM, which it ignores, and wait.
+        # Where it is not closed: multiprocessing would end it by SIGTERM, which it ignores, and wait.
         self._last_resort = util.Finalize(self, process.kill, exitpriority=10)
 
     def send(self, job: Any) -> None:

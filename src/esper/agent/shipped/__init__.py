@@ -65,7 +65,7 @@ class Provenance:
     sha256: str
     """Of the safetensors file."""
     blueprints: list[str]
-    """The kinds of seed that it knows, in the order of their numbers."""
+    """The kinds of seed that it can plant, in the order of their numbers."""
     layout: str
     """Of the observations that it reads."""
 
