@@ -42,7 +42,7 @@ class Kind:
     """Points that the host would lose besides, because it came to rely on the seed."""
 
 
-SUSPICION_KINDS: Mapping[str, Kind] = {
+KINDS: Mapping[str, Kind] = {
     "useful": Kind(parameters=300, gain=12.0, dependence=3.0),
     "dud": Kind(parameters=300, gain=0.3),
     "huge": Kind(parameters=4000, gain=14.0, dependence=3.0),
@@ -74,7 +74,7 @@ class Pretended:
 
     slots: int = 2
     horizon: int = 25
-    kinds: Mapping[str, Kind] = field(default_factory=lambda: SUSPICION_KINDS)
+    kinds: Mapping[str, Kind] = field(default_factory=lambda: KINDS)
     rules: Rules = field(default_factory=Rules)
     host: Callable[[int], float] = host_accuracy
     spoil: Callable[[Evaluation], Evaluation] = lambda measured: measured
