@@ -10,7 +10,7 @@ import copy
 import math
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cache, partial
@@ -23,16 +23,18 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.flop_counter import FlopCounterMode
 
 import esper
-from esper.actions import Op
+from esper.actions import Action, Op
 from esper.engine.prepare import decay_over
 from esper.env.rent import RENT_RATE
+from esper.env.situation import Situation
 from esper.errors import GrowthWarning
 from esper.growth.blueprints import fitting
 from esper.growth.graft import graft
 from esper.growth.plain import grafts_of
 from esper.growth.seed import Seed
-from esper.lifecycle import IN_FORWARD, Stage
-from esper.training.own.history import History
+from esper.lifecycle import IN_FORWARD
+from esper.policy.controller import Controller
+from esper.training.catalogue import as_controller
 from real_data import PROBLEMS, Data, Pair, Problem, Sources, size_of
 
 Network = list[list[str]]
@@ -64,6 +66,8 @@ class Job:
     """Of the host's parameters."""
     flops: float | None = None
     """To spend; None is the problem's epochs."""
+    counted: bool = True
+    """Whether the FLOPs of a growth are wanted: counting them is a second growth, and slow."""
 
 
 def run_job(job: Job) -> dict[str, Any]:
@@ -116,61 +120,74 @@ def counted() -> Iterator[FlopCounterMode]:
 
 def grown(problem: Problem, data: Data, job: Job) -> dict[str, Any]:
     """`esper.grow` with the defaults of its controller."""
-    controller, rent = GROWERS[job.arm]
-    metric: dict[str, Any] = {"metric": right, "metric_scale": "fraction"} if problem.symbols else {}
-
-    def grow() -> esper.Grown:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", GrowthWarning)
-            return esper.grow(
-                problem.host(job.seed),
-                data.train,
-                data.val,
-                controller=controller,
-                rent=rent,
-                epochs=problem.epochs,
-                optimizer=partial(adamw, job.rate),
-                batch_size=problem.batch_size,
-                updates_per_epoch=problem.updates(data),
-                seed=job.seed,
-                device="cpu",
-                **metric,
-            )
-
     began = time.perf_counter()
-    found = grow()
+    found = grow(problem, data, job)
     seconds = time.perf_counter() - began
+    flops = {"flops": 0}
+    if job.counted:  # the same once more, but for the last bit of a number: this one is kept
+        found, flops = counted_growth(problem, data, job)
     seeds = [[s.slot, s.blueprint, s.fate.name, s.born, s.ended] for s in found.history.seeds()]
     network = [[one.path, one.blueprint, one.blend] for one, _ in grafts_of(found.model)]
-    flops = growth_flops(problem, data, found.history, job)
-    return outcome(found.model, data, sum(flops.values()), seconds) | flops | {"seeds": seeds, "network": network}
+    return outcome(found.model, data, flops["flops"], seconds) | flops | {"seeds": seeds, "network": network}
 
 
-def growth_flops(problem: Problem, data: Data, history: History, job: Job) -> dict[str, int]:
-    """Of the updates of the network as it was in each epoch, of shadow passes, and of measuring.
+def grow(problem: Problem, data: Data, job: Job, decider: Controller | None = None) -> esper.Grown:
+    """`decider` is the arm's controller, where that is made already."""
+    controller, rent = GROWERS[job.arm]
+    metric: dict[str, Any] = {"metric": right, "metric_scale": "fraction"} if problem.symbols else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", GrowthWarning)
+        return esper.grow(
+            problem.host(job.seed),
+            data.train,
+            data.val,
+            controller=decider or controller,
+            rent=rent,
+            epochs=problem.epochs,
+            optimizer=partial(adamw, job.rate),
+            batch_size=problem.batch_size,
+            updates_per_epoch=problem.updates(data),
+            seed=job.seed,
+            device="cpu",
+            **metric,
+        )
 
-    A shadow pass is counted as an update of the network with that seed, which is an upper bound (it spares the host's
-    weights), and so is measuring: a pass over the validation examples, and one more for each seed that is there.
+
+def counted_growth(problem: Problem, data: Data, job: Job) -> tuple[esper.Grown, dict[str, int]]:
+    """A growth, and the FLOPs of all that it computes but for its controller.
+
+    Parts of these, of the network as it was in each epoch: its updates, and one pass over the validation examples.
     """
 
     @cache
     def cost(seeds: frozenset[tuple[str, str, str]]) -> tuple[int, int]:
-        model = built(problem, data, [list(seed) for seed in sorted(seeds)], job.seed)
-        training = Training(problem, data, model, job)
-        return training.update_flops, training.validation_flops()
+        training = Training(problem, data, built(problem, data, [list(seed) for seed in sorted(seeds)], job.seed), job)
+        return training.update_flops, training.validation_flops
 
+    decider, decisions = as_controller(GROWERS[job.arm][0]), 0
+    decide = decider.decide
+
+    def deciding(situations: Sequence[Situation]) -> list[Action]:
+        nonlocal decisions
+        with counted() as counter:
+            actions = decide(situations)
+        decisions += counter.get_total_flops()
+        return actions
+
+    vars(decider)["decide"] = deciding
+    with counted() as counter:
+        found = grow(problem, data, job, decider)
     planted: dict[int, tuple[str, str, str]] = {}
-    found = dict.fromkeys(("update_flops", "shadow_flops", "measuring_flops"), 0)
-    for record in history.records:
+    updates, validation = 0, 0
+    for record in found.history.records:
         action = record.effect.action
         if action.op is Op.GERMINATE and record.effect.changed and action.slot is not None:
-            planted[action.slot] = (history.slots[action.slot], str(action.blueprint), str(action.blend))
+            planted[action.slot] = (found.history.slots[action.slot], str(action.blueprint), str(action.blend))
         acting = frozenset(planted[i] for i, stage in enumerate(record.stages) if stage in IN_FORWARD)
-        shadows = [acting | {planted[i]} for i, stage in enumerate(record.stages) if stage is Stage.TRAINING]
-        found["update_flops"] += problem.updates(data) * cost(acting)[0]
-        found["shadow_flops"] += problem.updates(data) * sum(cost(network)[0] for network in shadows)
-        found["measuring_flops"] += (1 + len(acting)) * cost(acting)[1] + sum(cost(network)[1] for network in shadows)
-    return found
+        updates += problem.updates(data) * cost(acting)[0]
+        validation += cost(acting)[1]
+    flops = {"flops": counter.get_total_flops() - decisions, "update_flops": updates, "validation_flops": validation}
+    return found, flops
 
 
 def outcome(model: nn.Module, data: Data, flops: float, seconds: float) -> dict[str, Any]:
@@ -207,11 +224,11 @@ def static(problem: Problem, data: Data, job: Job) -> dict[str, Any]:
     model = built(problem, data, job.network, job.seed, job.ratio)
     training = Training(problem, data, model, job)
     if job.flops is not None:
-        training.updates = max(1, round(job.flops / training.update_flops))
+        training.updates = max(1, round(job.flops / training.epoch_flops * training.per_epoch))
     began = time.perf_counter()
     training.advance(training.updates)
     seconds = time.perf_counter() - began
-    found = outcome(model, data, training.updates * training.update_flops, seconds)
+    found = outcome(model, data, training.updates / training.per_epoch * training.epoch_flops, seconds)
     return found | {"updates": training.updates, "network": job.network}
 
 
@@ -225,8 +242,8 @@ def late(problem: Problem, data: Data, job: Job) -> dict[str, Any]:
             if born == epoch:
                 graft(model, [place])
                 training.optimizer.add_param_group({"params": list(place[1].parameters())})
-                training.update_flops = training.flops_of(train=True)
-        flops += training.per_epoch * training.update_flops
+                training.measure_flops()
+        flops += training.epoch_flops
         training.advance(training.per_epoch)
     return outcome(model, data, flops, time.perf_counter() - began)
 
@@ -241,7 +258,12 @@ class Training:
         self.updates = problem.epochs * self.per_epoch
         self.rng = torch.Generator().manual_seed(job.seed)
         self.optimizer = adamw(job.rate, model.parameters())
-        self.update_flops = self.flops_of(train=True)
+        self.measure_flops()
+
+    def measure_flops(self) -> None:
+        """Of the network as it is: an update, a pass over the validation examples, and an epoch with one such pass."""
+        self.update_flops, self.validation_flops = self.flops_of(train=True), self.flops_of(train=False)
+        self.epoch_flops = self.per_epoch * self.update_flops + self.validation_flops
 
     def flops_of(self, *, train: bool) -> int:
         """FLOPs of an update, or of a pass over the validation examples."""
@@ -270,9 +292,6 @@ class Training:
             loss_of(self.model(x[rows]), y[rows]).backward()
             self.optimizer.step()
             self.made += 1
-
-    def validation_flops(self) -> int:
-        return self.flops_of(train=False)
 
 
 # -- Optuna ------------------------------------------------------------------------------------------------------------
@@ -316,14 +335,13 @@ def trial_of(
 ) -> tuple[float, float, bool]:
     """FLOPs, the last validation accuracy, and whether the pruner ended it."""
     training = Training(problem, data, model, job)
-    per_epoch = training.per_epoch * training.update_flops + training.validation_flops()
     for epoch in range(1, problem.epochs + 1):
         training.advance(training.per_epoch)
         found = accuracy(model, data.val)
         reached = found if math.isfinite(found) else -1e6
         trial.report(reached, epoch)
-        if epoch * per_epoch >= left or epoch == problem.epochs:
-            return epoch * per_epoch, reached, False
+        if epoch * training.epoch_flops >= left or epoch == problem.epochs:
+            return epoch * training.epoch_flops, reached, False
         if trial.should_prune():
-            return epoch * per_epoch, reached, True
+            return epoch * training.epoch_flops, reached, True
     raise AssertionError("a trial has at least one epoch")

@@ -5,11 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from esper.growth.folder import OTHER_FILES, with_digests
+from esper.growth.folder import FILES, with_digests
 
 
 def sealed(architecture: dict[str, Any], folder: Path) -> dict[str, Any]:
     """The architecture with the digests of the files that are in the folder now."""
     return with_digests(
-        architecture, {name: (folder / name).read_bytes() for name in OTHER_FILES if (folder / name).is_file()}
+        architecture, {name: (folder / name).read_bytes() for name in FILES if (folder / name).is_file()}
     )

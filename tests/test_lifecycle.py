@@ -26,7 +26,7 @@ class OneSlot:
         self.history: list[Transition] = []
 
     def __getattr__(self, name: str) -> object:
-        return getattr(self.slots.views[0], name)
+        return getattr(self.slots.lives[0], name)
 
     @property
     def measured_age(self) -> int:
@@ -308,7 +308,7 @@ def test_rows_of_several_networks_do_not_touch_each_other() -> None:
         for one, other in zip(alone, stacked, strict=True):
             for slots in (one, other):
                 last = len(slots.names) - 1
-                if number in (0, 11) and slots.views[last].stage is Stage.DORMANT:
+                if number in (0, 11) and slots.lives[last].stage is Stage.DORMANT:
                     slots.germinate(last, 0, 1, 5, epoch=number)
                 elif number == 6:
                     slots.prune(last, epoch=number)

@@ -126,7 +126,7 @@ class Slots:
         self.rules = rules or Rules()
         self.columns = SlotColumns.empty([len(self.names)], [self.rules])
         """Of one row; `SlotColumns.together` may have moved it into the columns of several networks."""
-        self.views = [SlotLife(self, index, name) for index, name in enumerate(self.names)]
+        self.lives = [SlotLife(self, index, name) for index, name in enumerate(self.names)]
         self.stages = [Stage.DORMANT] * len(self.names)
         """As plain values, of when `changes` last looked: for code that reads them in every pass."""
         self.alphas = [0.0] * len(self.names)
@@ -147,7 +147,7 @@ class Slots:
 
     def prune(self, index: int, *, epoch: int, reason: str = "", at_once: bool = False) -> list[Transition]:
         """Remove the seed: over a ramp when the host relies on it, else now. `at_once` is for emergencies."""
-        emergency = at_once and self.views[index].stage in LIVE
+        emergency = at_once and self.lives[index].stage in LIVE
         self.columns.prune(self._at(index) if emergency else self._allowed(index, Stage.PRUNED), at_once=at_once)
         self._why_retiring[index] = reason
         return self.changes(epoch, reason)
@@ -192,7 +192,7 @@ class Slots:
             why = self._reason(index, target) if reason is None else reason
             if source is Stage.HOLDING and target is Stage.BLENDING:
                 why = f"ramping out: {why}"
-            found.append(Transition(epoch, self.names[index], self.views[index].seed, source, target, why))
+            found.append(Transition(epoch, self.names[index], self.lives[index].seed, source, target, why))
         return found
 
     def _reason(self, index: int, target: Stage) -> str:
@@ -200,10 +200,10 @@ class Slots:
             return self._why_retiring[index]
         if target in ENTERED_BY_ITSELF:
             return ENTERED_BY_ITSELF[target]
-        return self.views[index].gate(target, dwell=int(self.columns.stayed[0, index]))
+        return self.lives[index].gate(target, dwell=int(self.columns.stayed[0, index]))
 
     def _allowed(self, index: int, target: Stage) -> Tensor:
-        refusal = self.views[index].why_not(target)
+        refusal = self.lives[index].why_not(target)
         if refusal:
             raise IllegalTransitionError(refusal)
         return self._at(index)

@@ -47,7 +47,7 @@ def test_every_arm_is_measured_once_and_after_a_stop_the_rest(monkeypatch: pytes
     with pytest.raises(KeyboardInterrupt):
         measure("tiny", path, NOWHERE)
     measure("tiny", path, NOWHERE)
-    assert len(done) == 1 + 8 * 3 * 2 + 12 * 3  # 8 arms are tuned, and 12 measured; the one that was stopped came twice
+    assert len(done) == 1 + 8 * 3 * 2 + 12 * 5  # 8 arms are tuned, and 12 measured; the one that was stopped came twice
     assert set(stored(path)["problems"]["tiny"]["runs"]) == {*ARMS, "late"}
     runs = {(job.arm, job.seed): job for job in done if job.seed in real_problems.SEEDS}
     assert runs["optuna 10", 1].flops == 1000
@@ -57,7 +57,7 @@ def test_every_arm_is_measured_once_and_after_a_stop_the_rest(monkeypatch: pytes
     assert runs["late", 2].births == [2]
     assert {job.rate for job in runs.values()} == {0.003}
     measure("tiny", path, NOWHERE)
-    assert len(done) == 85
+    assert len(done) == 109
 
 
 def test_of_equal_rates_the_lowest_is_taken() -> None:
@@ -110,18 +110,20 @@ def test_growth_is_trained_and_the_final_network_from_scratch() -> None:
     assert grown["seeds"][0][:2] == ["0", "mlp"]
 
 
-def test_flops_of_growth_without_a_seed_are_updates_and_measuring() -> None:
+def test_flops_of_growth_without_a_seed_are_updates_and_passes_over_the_validation_examples() -> None:
     problem = PROBLEMS["tiny"]
     data, job = problem.read(0, NOWHERE), Job("tiny", "heuristic", 0, 0.01, NOWHERE)
     training = Training(problem, data, problem.host(0), job)
     found = run_job(job)
     assert not found["seeds"]
-    assert found["flops"] == 16 * training.update_flops + 8 * training.validation_flops()
-    assert found["measuring_flops"] == 8 * training.validation_flops()
+    assert found["update_flops"] == 16 * training.update_flops
+    assert found["validation_flops"] == 8 * training.validation_flops
+    rest = found["flops"] - found["update_flops"] - found["validation_flops"]
+    assert training.validation_flops < rest < 8 * training.validation_flops  # before the run, and after it
     # By hand: 13 → 8 → 8 → 3, two FLOPs a weight; backward twice that, but for the inputs of the first layer.
     forward = 2 * (13 * 8 + 8 * 8 + 8 * 3)
     assert training.update_flops == 32 * (3 * forward - 2 * 13 * 8)
-    assert training.validation_flops() == 36 * forward
+    assert training.validation_flops == 36 * forward
 
 
 def test_a_search_spends_its_flops_and_gives_its_best_network() -> None:
@@ -140,10 +142,10 @@ def kept(ahead: float) -> dict[str, Any]:
 
     def run(arm: str) -> dict[str, Any]:
         own = {"test": 50.0 + ahead, "flops": 100} if arm == "small" else {"test": 50.0, "flops": 400}
-        own |= {"update_flops": 40, "shadow_flops": 35, "measuring_flops": 25}
+        own |= {"update_flops": 40, "validation_flops": 35}
         return {**own, "val": 0.0, "parameters": 20, "seconds": 1.0, "rate": 0.003, "seeds": [], "network": []}
 
-    return {"runs": {arm: {str(seed): run(arm) for seed in range(3)} for arm in ARMS}}
+    return {"runs": {arm: {str(seed): run(arm) for seed in range(5)} for arm in ARMS}}
 
 
 def test_the_page_has_leads_means_and_shares_of_flops() -> None:
@@ -157,7 +159,7 @@ def test_the_page_has_leads_means_and_shares_of_flops() -> None:
     assert "| wine | −1.0 (−1.0 to −1.0) | no | 25 % |" in text
     assert "| ungrown | 50.0 (50.0 to 50.0) | +2.0 (+2.0 to +2.0) | 20 |" in text
     assert "1 of 2 | ×4.00 |" in text
-    assert "| digits | 40 % | 35 % | 25 % |" in text
+    assert "| digits | 40 % | 35 % | 25 % | ×0.25 |" in text
     assert "these are not measured, or not with all arms: breast cancer, diabetes, " in text
     assert "### diabetes" not in text
 

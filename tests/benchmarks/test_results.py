@@ -7,16 +7,21 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import results
 from esper.agent.shipped import provenance
+from esper.engine.prepare import task_learner
+from esper.tasks.family import get_family
 from results import (
     BEFORE,
     LEARNED,
     PARTS,
+    OtherNumbers,
     Part,
     by_kind,
+    harm_table,
     harmed,
     lead,
     measure,
@@ -60,6 +65,8 @@ def test_harm_is_what_ends_clearly_below_no_growth() -> None:
     found = part(small=[9.4, 9.6, 5.0, 12.0], none=[10.0] * 4)
     assert harmed(found) == pytest.approx([-5.0, -0.6])
     assert by_kind(found) == {"a": [1, 3], "b": [0, 2]}
+    chance = part(small=[9.4, 9.6, 5.0, 12.0], none=[10.0] * 4, again=[9.0, 10.0, 11.0, 10.0])
+    assert "| 2 of 4 | 50 % | −5.0, −0.6 | 25 % |" in "\n".join(harm_table({"mixed": chance}))
 
 
 def test_a_part_is_played_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -74,6 +81,20 @@ def test_a_part_is_played_and_kept(monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     write({"tiny": found}, path)
     assert read(path) == {"tiny": found}
     assert read(tmp_path / "none.json") == {}
+
+
+@pytest.mark.parametrize("name", ["grammar/vector", "mixed/vector"])
+def test_the_same_problem_by_other_numbers(name: str) -> None:
+    plain, other = get_family(name).draw(3, held_out=True), OtherNumbers(get_family(name)).draw(3, held_out=True)
+    assert torch.equal(plain.task.splits.test.x, other.task.splits.test.x)
+    assert plain.facts == other.facts
+    ends = []
+    for drawn in (plain, plain, other):
+        learner = task_learner(drawn.task, drawn.seed, 2)
+        learner.train()
+        ends.append(torch.cat([p.detach().flatten() for p in learner.model.host.parameters()]))
+    assert torch.equal(ends[0], ends[1])
+    assert not torch.equal(ends[0], ends[2])
 
 
 def test_the_page_has_what_was_measured_and_says_what_was_not(tmp_path: Path) -> None:

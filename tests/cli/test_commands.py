@@ -210,3 +210,13 @@ def test_info_lists_what_there_is(capsys: Capture) -> None:
 def test_help_does_not_wait_for_torch(tmp_path: Path) -> None:
     code = "import sys, esper.cli; esper.cli.main(['--help']); sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("words", [["--help"], ["grow", "--help"]])
+def test_a_reader_of_help_that_leaves_early_is_no_failure(words: list[str]) -> None:
+    process = subprocess.Popen([sys.executable, "-m", "esper", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.close()  # as `| head` does
+    assert process.stderr is not None
+    assert process.stderr.read() == b""
+    assert process.wait(60) == 0

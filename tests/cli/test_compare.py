@@ -9,14 +9,18 @@ import subprocess
 import sys
 import tomllib
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from esper.cli import main
-from esper.cli.compare import Compare
+from esper.cli.compare import Compare, _columns
 from esper.env.rent import score
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.training.catalogue import make_controller
+from esper.training.comparison import Comparison
+from esper.training.statistics import Estimate
 from esper.training.tuning import as_toml, plan_rounds
 
 Capture = pytest.CaptureFixture[str]
@@ -65,6 +69,16 @@ def _check_facts(facts: dict[str, object]) -> None:
     assert by_name["plan.toml"]["vs_none"]["value"] == pytest.approx((sum(ours) - sum(none)) / 2)
     assert any(row["is_control"] for row in rows)
     assert facts["interrupted"] is False
+
+
+def test_where_no_growth_is_the_best_rule_its_column_is_there_once() -> None:
+    row: Any = SimpleNamespace(vs_none=None, better_than_none=None, vs_best_rule=None, better_than_best_rule=None)
+    estimate = Estimate(1.0, 0.5, 1.5, 2)
+    for rule, headings in (("none", ["vs none"]), ("schedule", ["vs none", "vs schedule"])):
+        columns = _columns(cast(Comparison, SimpleNamespace(best_rule=lambda rule=rule: rule)))
+        assert [heading.partition("\n")[0] for heading in columns if heading.startswith("vs ")] == headings
+        row.vs_none = estimate
+        assert next(cell for heading, cell in columns.items() if heading.startswith("vs none"))(row).startswith("+1.0")
 
 
 def test_json_to_the_standard_output_stands_alone(

@@ -162,3 +162,11 @@ def test_a_rent_that_is_no_price_is_refused(rent: str, capsys: Capture) -> None:
     assert main(["grow", "--task", "digits", f"--rent={rent}"]) == 1
     said = capsys.readouterr().err
     assert said == f"esper grow: --rent must be a number from 0 to 1,000,000, not {float(rent)!r}\n"
+
+
+@pytest.mark.parametrize("option", [["--precision", "bf16"], ["--compiled"], ["--cuda-graphs"]])
+def test_options_for_gpus_are_refused_without_one(option: list[str], capsys: Capture) -> None:
+    assert main(["grow", "--task", "digits", "--epochs", "1", "--device", "cpu", *option]) == 1
+    assert "and cpu is none" in (said := capsys.readouterr().err)
+    assert said.count("\n") == 1
+    assert said.startswith(f"esper grow: {' '.join(option)} is for GPUs")

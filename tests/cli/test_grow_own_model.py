@@ -220,7 +220,8 @@ def test_what_is_wrong_with_the_file_is_one_line(words: dict[str, str], expected
     [
         (["--model", "my.py:make_model"], "--model and --data belong together: add --data FILE.py:FUNCTION"),
         (["--data", "my.py:make_data"], "--model and --data belong together: add --model FILE.py:FUNCTION"),
-        (["--slots", "1"], "--slots is for --model: a task has slots of its own"),
+        (["--slots", "1"], "--slots is for --model: a task has its own"),
+        (["--batch-size", "8"], "--batch-size is for --model: a task has its own"),
         (["--patience", "0"], "--patience must be at least 1, not 0"),
     ],
 )

@@ -117,7 +117,7 @@ def test_a_mistake_in_a_config_file_is_one_line_and_no_folder(text: str, message
     ("words", "message"),
     [
         (["--precision", "bf16"], "--precision bf16 is for GPUs, and cpu is none: leave it out, or name a GPU"),
-        (["--compiled"], "--compiled is for CUDA graphs, and cpu has none: leave it out, or name a GPU"),
+        (["--compiled"], "--compiled is for GPUs, and cpu is none: leave it out, or name a GPU"),
     ],
 )
 def test_a_cpu_has_no_fast_path(words: list[str], message: str, capsys: Capture) -> None:

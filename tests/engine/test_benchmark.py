@@ -28,7 +28,7 @@ def test_bench_measures_what_it_is_asked_for(words: list[str], capsys: Capture) 
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [(["--compiled"], "--compiled is for CUDA graphs"), (["--precision", "bf16"], "--precision bf16 is for GPUs")],
+    [(["--compiled"], "--compiled is for GPUs"), (["--precision", "bf16"], "--precision bf16 is for GPUs")],
 )
 def test_bench_says_what_a_cpu_cannot_do(words: list[str], message: str, capsys: Capture) -> None:
     assert main(["bench", "--device", "cpu", *words]) == 1

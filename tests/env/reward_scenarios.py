@@ -143,7 +143,7 @@ class Pretended:
     # -- what a policy sees -----------------------------------------------------------------------------------------
 
     def situation(self) -> Situation:
-        views = tuple(self._view(i, life) for i, life in enumerate(self.lifecycle.views))
+        views = tuple(self._view(i, life) for i, life in enumerate(self.lifecycle.lives))
         parameters = int(self.world.parameters)
         return Situation(len(self.history), self.horizon, tuple(self.history), parameters, HOST, None, None, views)
 

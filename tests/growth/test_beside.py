@@ -23,7 +23,7 @@ from esper.growth.attach import attach
 from esper.growth.blueprints import SlotShape, blueprint, registry
 from esper.growth.costs import seed_flops
 from esper.growth.model import GrowingModel
-from esper.growth.plain import plain_model
+from esper.growth.plain import grafted, plain_model
 from esper.growth.seed import Seed, parameter_count
 from esper.growth.slot import SlotMode
 from esper.lifecycle import Stage
@@ -220,9 +220,27 @@ def test_a_blueprint_of_a_users_own_may_stand_beside_a_layer() -> None:
                 def forward(self, h: Tensor, x: Tensor | None = None) -> Tensor:
                     return h + self.map(h)  # type: ignore[no-any-return]
 
+        with pytest.raises(ValueError, match="must set reads_input = True where source is not 0, and only there"):
+
+            @blueprint("unmarked_for_test", "dense")
+            class Unmarked(Bypass):
+                """Would be handed no input, and could be trained after the layer without anybody noticing."""
+
+                def __init__(self, channels: int, layout: str, source: int = 0) -> None:
+                    super().__init__(channels, layout, source)
+                    del self.reads_input
+
     finally:
         registry._REGISTRY.clear()
         registry._REGISTRY.update(before)
+
+
+def test_a_model_that_was_pickled_before_seeds_stood_beside_layers_runs() -> None:
+    model = planted(Stage.FOSSILIZED, "norm")
+    plain = plain_model(model).eval()
+    for _, seed in grafted(plain):
+        del vars(seed)["reads_input"]
+    torch.testing.assert_close(plain(X), model.eval()(X))
 
 
 def test_a_state_of_an_older_version_has_its_seed_after_the_layer() -> None:
@@ -238,3 +256,4 @@ def test_a_state_of_an_older_version_has_its_seed_after_the_layer() -> None:
     assert restored is not None
     assert (restored.shape.source, restored.reads_input) == (0, False)
     assert restored.size == older.size
+    assert growth.learner.model.slots[0].shape == restored.shape  # history and FLOPs read the slot's

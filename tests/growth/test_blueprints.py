@@ -34,7 +34,7 @@ from esper.growth.blueprints import (
     fitting,
     gate,
     get_blueprint,
-    norms,
+    parts,
     registry,
     sequence,
 )
@@ -506,7 +506,7 @@ def test_seed_refuses_an_unknown_blend() -> None:
 def sources() -> str:
     """All classes and functions of blueprints as text, without decorators, in the order of their definition."""
     texts = ["from __future__ import annotations"]
-    for module in (norms, conv, dense, sequence, gate):
+    for module in (parts, conv, dense, sequence, gate):
         for node in ast.parse(inspect.getsource(module)).body:
             if isinstance(node, ast.ClassDef | ast.FunctionDef):
                 text = inspect.getsource(getattr(module, node.name))
@@ -517,7 +517,7 @@ def sources() -> str:
 
 def test_classes_work_from_their_source_and_torch_alone() -> None:
     namespace: dict[str, object] = {"torch": torch, "nn": nn, "F": F, "math": math, "__name__": "exported"}
-    namespace |= {"ACTIVATIONS": norms.ACTIVATIONS, "NORMS": norms.NORMS}
+    namespace |= {"ACTIVATIONS": parts.ACTIVATIONS, "NORMS": parts.NORMS}
     exec(compile(sources(), "model.py", "exec"), namespace)
     for name, layout in KINDS:
         seed, h = grown(name, layout, "gated"), SHAPES[layout].example(2)

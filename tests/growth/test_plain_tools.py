@@ -199,6 +199,33 @@ def quantised(grown: nn.Module, path: Path) -> None:
         wrong(rows)
 
 
+def fused_with_its_norm(grown: nn.Module, path: Path) -> None:
+    """The page warns of it: torch folds the norm into the layer, and the seed's output is not normalised any more."""
+    torch.manual_seed(0)
+    rows = torch.randn(32, 10)
+    host = nn.Sequential(nn.Linear(10, 6), nn.BatchNorm1d(6), nn.ReLU(), nn.Linear(6, 3))
+    host(rows)  # moves the statistics
+    model = plain_model(grow(host.eval(), rows, [(0, "mlp", "linear", "HOLDING")], ["0"])).eval()
+    fused = torch.ao.quantization.fuse_modules(copy.deepcopy(model), [["0", "1"]])
+    assert not torch.allclose(fused(rows), model(rows), atol=1e-3)
+
+
+def converted_by_fx(grown: nn.Module, path: Path) -> None:
+    """The page warns of it."""
+    from torch.ao.quantization import QConfigMapping, default_dynamic_qconfig
+    from torch.ao.quantization.quantize_fx import convert_fx, prepare_fx
+
+    torch.manual_seed(0)
+    rows = torch.randn(32, 10)
+    host = nn.Sequential(nn.Linear(10, 6), nn.ReLU(), nn.Linear(6, 3))
+    model = plain_model(grow(host, rows, [(0, "mlp", "linear", "HOLDING")], ["0"])).eval()
+    everything = QConfigMapping().set_global(default_dynamic_qconfig)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch: deprecated
+        converted = convert_fx(prepare_fx(copy.deepcopy(model), everything, (rows,)))
+    assert not any(SEEDS in name for name, _ in converted.named_modules())
+
+
 def lightning(grown: nn.Module, path: Path) -> None:
     library = pytest.importorskip("lightning.pytorch", reason="lightning is not installed")
 
@@ -285,6 +312,8 @@ CHECKS: dict[str, Callable[[nn.Module, Path], None]] = {
     "`DistributedDataParallel`": distributed,
     "`nn.DataParallel`": data_parallel,
     "`quantize_dynamic`": quantised,
+    "`fuse_modules` of a linear layer and its BatchNorm": fused_with_its_norm,
+    "quantisation by FX (`convert_fx`)": converted_by_fx,
     "Lightning `load_from_checkpoint`": lightning,
     "Hugging Face `save_pretrained` / `from_pretrained`": hugging_face,
     "`esper.grow` again": grow_again,

@@ -340,6 +340,15 @@ def test_costs_are_those_of_the_seed_that_is_built() -> None:
     assert lora.flops == 2 * lora.parameters  # two matrices without biases: a product and a sum per weight
 
 
+def test_the_table_of_costs_tells_layers_that_read_different_widths_apart() -> None:
+    found = esper.slots(nn.Sequential(nn.Linear(20, 4), nn.ReLU(), nn.Linear(4, 4), nn.ReLU()), torch.randn(2, 20))
+    shown = str(found)
+    for path, column in (("0", "dense 4 from 20"), ("2", "dense 4 from 4")):
+        assert column in shown
+        (cost,) = (one for one in found[path][0].costs if one.blueprint == "mlp")
+        assert f"{cost.parameters} / {cost.flops}" in shown
+
+
 def test_a_growing_model_shows_what_its_seeds_cost() -> None:
     growing = attach(nn.Sequential(nn.Linear(4, 6), nn.Linear(6, 2)), ["0", "1"], ROWS)
     growing.germinate(growing.slots[0], "lora", "gated", epoch=0)

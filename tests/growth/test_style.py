@@ -57,6 +57,13 @@ class TanhGELU(nn.Module):
         return 0.5 * F.relu(x) * (1 + F.relu(x).tanh())
 
 
+class FrozenNorm(nn.BatchNorm1d):
+    """It can normalise a batch of one, and a seed's own batch norm could not."""
+
+    def train(self, mode: bool = True) -> FrozenNorm:
+        return super().train(False)
+
+
 def two(*between: nn.Module) -> nn.Sequential:
     return nn.Sequential(nn.Linear(6, 6), *between, nn.Linear(6, 3))
 
@@ -74,6 +81,8 @@ STYLES: dict[str, tuple[tuple[nn.Module, str, Tensor], Style]] = {
     "torch's": ((two(nn.RMSNorm(6), nn.GELU()), "0", SYMBOLS), Style("GELU", "RMSNorm")),
     "functions": (of_functions(F.relu, lambda x: F.group_norm(num_groups=4, input=x)), Style("ReLU", "GroupNorm", 4)),
     "a method": (of_functions(Tensor.relu, nn.BatchNorm2d(8)), Style("ReLU", "BatchNorm")),
+    "a bounded activation": ((two(nn.ReLU6()), "1", ROWS), Style("ReLU6")),
+    "a batch norm that stays in evaluation": ((two(FrozenNorm(6), nn.ReLU()), "0", ROWS), Style("ReLU")),
     "over a whole example": (of_functions(F.mish, lambda x: F.layer_norm(x, x.shape[1:])), Style("Mish")),
 }
 
@@ -252,6 +261,12 @@ def test_a_style_of_a_damaged_file_is_refused(wrong: Any, tmp_path: Path) -> Non
     growing.detach()
     with pytest.raises(LoadError, match="do not fit this Conv2dHost"):
         load_seeds(growing.host, tmp_path)
+
+
+def test_a_checkpoint_of_another_style_is_refused_with_what_differs() -> None:
+    tanh, relu = (plain_model(in_style(Style(name, "GroupNorm", 2))) for name in ("Tanh", "ReLU"))
+    with pytest.raises(ValueError, match=r"has arguments \{'style': \{'activation': 'Tanh'.*'ReLU'"):
+        tanh.load_state_dict(relu.state_dict())
 
 
 def test_a_state_of_before_goes_on_with_the_seeds_it_had() -> None:

@@ -94,6 +94,14 @@ def test_the_network_without_growth_comes_back_too_and_whether_growing_paid(
         assert accuracy_of(again.eval()) == pytest.approx(grown.control.accuracy, abs=1e-4)
 
 
+def test_a_folder_that_is_used_again_keeps_no_network_of_an_earlier_run(tmp_path: Path) -> None:
+    unpaid, paid = (quick_grow(epochs=14, rent=rent, control=True) for rent in (1000.0, 0.0))
+    unpaid.save(tmp_path)
+    (tmp_path / "ungrown" / "notes.txt").write_text("of the user")
+    paid.save(tmp_path)
+    assert [path.name for path in (tmp_path / "ungrown").iterdir()] == ["notes.txt"]
+
+
 def test_the_same_seed_gives_the_same_model() -> None:
     first, second = quick_grow(), quick_grow()
     for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True):

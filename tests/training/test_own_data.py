@@ -136,7 +136,7 @@ def test_other_things_are_no_data(train: object, message: str) -> None:
 
 def test_what_a_loader_gives_is_looked_at() -> None:
     lists = (X.tolist(), Y.tolist())
-    refused("must give .* pairs of tensors, and gave a list of 64: list, list, list$", lambda: once(lists, lists))
+    refused(r"the train data are lists of numbers: make tensors of them, torch.tensor\(inputs\)", lambda: once(lists))
     single = [(X[0], Y[0])]
     refused("single examples, not batches", lambda: once(single, single))
 

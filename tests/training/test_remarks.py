@@ -9,6 +9,7 @@ import os
 import signal
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import pytest
 import torch
@@ -18,7 +19,8 @@ from torch.utils.data import DataLoader, TensorDataset
 import esper
 from esper.actions import Action, Op
 from esper.env.situation import Situation
-from esper.lifecycle import Rules, Stage
+from esper.lifecycle import Contrast, Rules, Stage
+from esper.training.own.remarks import _harmful
 
 Data = tuple[Tensor, Tensor]
 
@@ -203,6 +205,21 @@ def test_a_seed_that_helped_and_was_too_dear_is_remarked(rent: float, dear: bool
     found = [remark for remark in grown.remarks if remark.startswith(expected)]
     assert len(found) == dear
     assert all(f"at a rent of 5 so many must add {due:.1f}." in remark for remark in found)
+
+
+def test_a_kept_seed_that_the_final_network_would_better_lose_is_remarked() -> None:
+    grown = grow(signs(512, 0), signs(256, 1), 8, controller="heuristic", rent=0)
+    (story,) = [one for one in grown.history.seeds() if one.value is not None]
+    assert story.value is not None
+    assert not [remark for remark in grown.remarks if "better without" in remark]
+    for points, error, said in ((-9.0, 1.5, True), (-9.0, 5.0, False), (-1.0, 0.1, False)):
+        values = {story.slot: replace(story.value, contribution=Contrast(points, 0.0, error))}
+        found = _harmful(replace(grown.history, values=values))
+        assert bool(found) is said
+    values = {story.slot: replace(story.value, contribution=Contrast(-9.0, 0.0, 1.5))}
+    assert f"better without {story.blueprint} at {story.slot}: by 9.0 ± 1.5 points" in _harmful(
+        replace(grown.history, values=values)
+    )
 
 
 # -- chance ------------------------------------------------------------------------------------------------------------

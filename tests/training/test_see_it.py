@@ -293,7 +293,7 @@ def test_the_best_epoch_with_seeds_is_a_network_that_was_measured() -> None:
         accuracies = [record.measured.accuracy for record in found.history.records]
         kept = found.history.kept or len(accuracies)
         assert found.validation.accuracy == pytest.approx(accuracies[kept - 1])
-        assert len(found.history.told) == kept
+        assert len(found.history.kept_records) == kept
         assert all(story.born < kept for story in found.history.seeds())
         acting = [story for story in found.history.seeds() if story.fate is not Stage.PRUNED]
         assert found.parameters == 81 + sum(story.parameters or 0 for story in acting)
@@ -308,7 +308,7 @@ def test_a_seed_of_the_best_epoch_that_the_end_removes_is_named() -> None:
     settings |= {"scheduler": _unlearning, "updates_per_epoch": 8, "controller": "schedule", "slots": ["1"]}
     found = grow(keep_best=True, rules=rules, **settings)
     assert found.history.kept is not None
-    assert found.history.told[-1].alphas == (1.0,)
+    assert found.history.kept_records[-1].alphas == (1.0,)
     assert [story.fate for story in found.history.seeds()] == [Stage.PRUNED]
     assert "unfinished seeds acted (1)" in found.remarks[-1]
 

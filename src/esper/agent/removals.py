@@ -1,8 +1,9 @@
 """Which removals a frozen policy may not choose: of seeds that clearly earn their rent.
 
-On hosts unlike those it learned on, a policy can misjudge a price and remove what was just measured to help. That is
-never right by the score, so it is not left to the network: the removal is masked, and the policy chooses among the
-rest. Training is not masked, so a policy still learns when to remove; the figures are in docs/controllers.md.
+On hosts unlike those it learned on, a policy can misjudge a price and remove what was just measured to help. By the
+score that is right at most where a better seed takes the place, so it is not left to the network: the removal is
+masked, and the policy chooses among the rest. Training is not masked, so a policy still learns when to remove; the
+figures are in docs/controllers.md.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -48,6 +48,28 @@ class Command(Protocol):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of the `esper` program."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if words and not _asks_for_help(words):
+        return _answer(words)
+    return unless_the_reader_leaves(lambda: _answer(words))
+
+
+def _asks_for_help(words: Sequence[str]) -> bool:
+    return "-h" in words or "--help" in words
+
+
+def unless_the_reader_leaves(answer: Callable[[], int | None]) -> int:
+    """For what is only printed: `| head` may have seen enough, and that is no failure."""
+    try:
+        try:
+            return answer() or 0
+        finally:
+            sys.stdout.flush()
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _answer(words: list[str]) -> int:
     if not words or words[0] in ("-h", "--help"):
         print(_overview())
         return 0 if words else 2
@@ -80,6 +102,8 @@ def _run(name: str, words: list[str]) -> int:
         with no_empty_folders(command):
             return command.run()
     except (KeyboardInterrupt, Exception) as error:
+        if isinstance(error, BrokenPipeError) and _asks_for_help(words):
+            raise
         if _is_interrupt(error):
             _say("esper: interrupted")
             return INTERRUPTED

@@ -201,8 +201,10 @@ def _columns(found: Comparison) -> dict[str, Callable[[ComparisonRow], str]]:
     rule = found.best_rule()
 
     def against_rule(row: ComparisonRow) -> str:
-        return "–" if rule == "none" else with_interval(row.vs_best_rule, "+.1f", _chance(row.better_than_best_rule))
+        return with_interval(row.vs_best_rule, "+.1f", _chance(row.better_than_best_rule))
 
+    # Where no growth is the best rule, its column is there already.
+    versus = {} if rule == "none" else {f"vs {escape(str(rule))}\n[dim]interval\nP(better)[/dim]": against_rule}
     return {
         "test\naccuracy\n[dim]interval[/dim]": lambda row: with_interval(row.test_accuracy),
         "size\n[dim]FLOPs\ntraining[/dim]": lambda row: (
@@ -212,7 +214,7 @@ def _columns(found: Comparison) -> dict[str, Callable[[ComparisonRow], str]]:
         "vs none\n[dim]interval\nP(better)[/dim]": lambda row: with_interval(
             row.vs_none, "+.1f", _chance(row.better_than_none)
         ),
-        f"vs {escape(str(rule))}\n[dim]interval\nP(better)[/dim]": against_rule,
+        **versus,
         "capacity\nregret\n[dim]interval[/dim]": lambda row: (
             "–" if row.name.startswith("static") else with_interval(row.regret, "+.1f")
         ),

@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from rich.console import Console
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
-from esper.cli.options import by_default, file_name, refuse_if_it_holds, results_folder
+from esper.cli.options import by_default, check_gpu_options, file_name, refuse_if_it_holds, results_folder
 from esper.cli.terminal import wide_console
 from esper.cli.user_code import user_errors, user_function
 from esper.cli.watching import check_watchable, serving_page
+from esper.engine.precision import Precision
 from esper.env.rent import RENT_RATE
 from esper.tables import Report
 from esper.telemetry.store import STORE_NAME
@@ -64,10 +65,20 @@ class Grow:
     of a .toml, a checkpoint, or a run."""
     epochs: Annotated[int | None, by_default(f"{EPOCHS}, or what the family's problem has")] = None
     """Epochs of training; the controller acts once per epoch."""
+    batch_size: Annotated[int | None, by_default("128; a task has its own")] = None
+    """Examples of an update, for --model with tensors or arrays. Few examples want small batches: 1,000 of them make 8
+    updates an epoch at 128, and 32 at 32."""
     seed: int = 0
     """Decides the data split, the host's start, its minibatches and its seeds."""
     device: str = "auto"
     """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
+    precision: Precision = Precision.FP32
+    """How a GPU calculates: fp32, tf32 (rounded products), bf16 (passes in bfloat16, weights in single precision)."""
+    compiled: bool = False
+    """On a GPU, compile what lies between the slots (torch.compile)."""
+    cuda_graphs: bool = False
+    """On a GPU, replay whole epochs as CUDA graphs: faster where networks are small. The forward pass must do the same
+    each time; data must be tensors. What cannot be captured is trained without, and a note says why."""
     out: Annotated[Path | None, by_default("grown/TASK-CONTROLLER-SEED or -draw-DRAW, or with -2, … after it")] = None
     """Folder for the results, which must not hold a grown model yet."""
     param_budget: int | None = None
@@ -96,10 +107,13 @@ class Grow:
 
     def run(self) -> int:
         from esper.training.catalogue import make_controller
+        from esper.training.own.grow import pick_device
         from esper.training.plots import drawn, plot_history
 
         refuse_if_it_holds(self.out, MODEL_FILES, "a grown model")
         check_watchable(self.watch)
+        device = pick_device(self.device)
+        check_gpu_options(self.precision, self.compiled, device, cuda_graphs=self.cuda_graphs)
         console = wide_console(stderr=self.json)
         controller = make_controller(self.controller)
         problem = self._own_model() if self.model or self.data else self._task()
@@ -111,6 +125,9 @@ class Grow:
                 patience=self.patience,
                 keep_best=self.keep_best,
                 checkpoint=self.checkpoint,
+                precision=self.precision,
+                compiled=self.compiled,
+                cuda_graphs=self.cuda_graphs,
                 progress=console,
                 on_epoch=None if recorder is None else recorder.note,
                 on_remark=partial(note, console),
@@ -132,8 +149,9 @@ class Grow:
 
         from esper.training.own.grow import grow_task, pick_device
 
-        if self.slots != AUTO:
-            raise ValueError("--slots is for --model: a task has slots of its own")
+        for option, given in (("--slots", self.slots != AUTO), ("--batch-size", self.batch_size is not None)):
+            if given:
+                raise ValueError(f"{option} is for --model: a task has its own")
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         found = self._problem()
         task = found.task.to(pick_device(self.device))
@@ -148,8 +166,6 @@ class Grow:
         """What the functions of the user's files give."""
         import torch
 
-        from esper.training.own.grow import pick_device
-
         others = {"--task": self.task, "--draw": self.draw, "--data-dir": self.data_dir, "--text-file": self.text_file}
         if wrong := [option for option, value in others.items() if value is not None]:
             raise ValueError(f"--model and --data are a problem of their own: leave {wrong[0]} out")
@@ -158,7 +174,6 @@ class Grow:
             raise ValueError(f"--model and --data belong together: add {missing} FILE.py:FUNCTION")
         if self.watch:
             raise ValueError("--watch is for tasks: of a model of your own, look at the report (esper report FOLDER)")
-        pick_device(self.device)
         make_model, make_data = user_function("--model", self.model), user_function("--data", self.data)
         torch.manual_seed(self.seed)
         model, data = make_model(), make_data()
@@ -181,6 +196,7 @@ class Grow:
 
         train, validation, *test = data
         slots = AUTO if self.slots == AUTO else [path.strip() for path in self.slots.split(",")]
+        chosen: dict[str, Any] = {} if self.batch_size is None else {"batch_size": self.batch_size}
         with warnings.catch_warnings(), user_errors(f"--model {self.model}"):
             usual = warnings.showwarning
 
@@ -203,6 +219,7 @@ class Grow:
                 device=self.device,
                 budget=self.param_budget,
                 max_seeds=self.max_seeds,
+                **chosen,
                 **settings,
             )
 
@@ -291,7 +308,7 @@ def facts_of(grown: Grown, problem: GrowthProblem, out: Path) -> dict[str, Any]:
         "flops_per_example": grown.flops,
         "host_flops_per_example": grown.history.host_flops,
         "epochs": len(grown.history.records),
-        "kept_epochs": len(grown.history.told),
+        "kept_epochs": len(grown.history.kept_records),
         "interrupted": grown.interrupted,
         "remarks": list(grown.remarks),
         "out": str(out),

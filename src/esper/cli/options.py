@@ -51,6 +51,7 @@ POSITIVE = Range(f"{ABOVE_0.words} and at most {MOST_WEIGHT:,.0f}", lambda x: 0 
 RANGES: dict[str, Count | Range] = {
     **COUNTS,
     "batch_episodes": Count(1, 1_000_000),
+    "batch_size": Count(1, 1_000_000_000),
     "budget_steps": Count(1, 100_000_000),
     "draw": Count(0, 10**15),
     "epochs": Count(1, 1_000_000),
@@ -178,15 +179,17 @@ def pick_engine(
     return engine.name, [str(engine), check_memory(family, together, device, first=draws[0])]
 
 
-def check_gpu_options(precision: str, compiled: bool, device: torch.device, *, resumed: bool = False) -> None:
+def check_gpu_options(
+    precision: str, compiled: bool, device: torch.device, *, cuda_graphs: bool = False, resumed: bool = False
+) -> None:
     """Any other device would calculate in single precision all the same, without a word."""
     if device.type == "cuda":
         return
     remedy = "name a GPU, because a resumed run keeps its configuration" if resumed else "leave it out, or name a GPU"
-    if compiled:
-        raise ValueError(f"--compiled is for CUDA graphs, and {device} has none: {remedy}")
-    if precision != "fp32":
-        raise ValueError(f"--precision {precision} is for GPUs, and {device} is none: {remedy}")
+    wanted = {"--cuda-graphs": cuda_graphs, "--compiled": compiled, f"--precision {precision}": precision != "fp32"}
+    for option, asked in wanted.items():
+        if asked:
+            raise ValueError(f"{option} is for GPUs, and {device} is none: {remedy}")
 
 
 # -- inputs -----------------------------------------------------------------------------------------------------------

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import os
 import sqlite3
 import sys
 from collections.abc import Iterable, Sequence
@@ -15,6 +14,7 @@ from rich.table import Table
 from rich.text import Text
 from tyro.conf import Positional, arg
 
+from esper.cli import unless_the_reader_leaves
 from esper.cli.terminal import wide_console
 
 Cells = Sequence[object]
@@ -44,13 +44,11 @@ class Query:
             connection.set_progress_handler(_python_has_a_turn, STEPS_BETWEEN_TURNS)
             try:
                 columns, rows = _contents(connection) if self.sql is None else _ask(connection, self.sql, self.folder)
-                self._print(columns, rows)
+                unless_the_reader_leaves(lambda: self._print(columns, rows))
             except sqlite3.Error as error:  # also while rows are printed, because they are fetched then
                 if getattr(error, "sqlite_errorcode", None) == sqlite3.SQLITE_INTERRUPT:
                     raise KeyboardInterrupt from error
                 raise ValueError(f"the query failed: {error}") from error
-            except BrokenPipeError:  # `| head` has seen enough
-                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
 
     def _print(self, columns: list[str], rows: Iterable[Cells]) -> None:

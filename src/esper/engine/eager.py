@@ -171,6 +171,9 @@ class EagerEngine:
     def measure(self, learners: Sequence[Learner]) -> list[Evaluation]:
         return gather([learner.evaluate() for learner in learners])
 
+    def close(self) -> None:
+        """The learners are done with this engine."""
+
 
 def move_on(
     columns: SlotColumns,

@@ -14,6 +14,7 @@ from torch.optim import SGD, Adam, AdamW, Optimizer
 
 from esper.engine.fingerprint import ById, layout, value_fingerprint
 from esper.engine.learner import Learner
+from esper.engine.measure import SetScore
 from esper.growth.slot import Slot
 from esper.growth.tensors import Arrangement, side_by_side
 from esper.lifecycle import IN_FORWARD, Stage
@@ -32,6 +33,8 @@ def why_not_capturable(learner: Learner) -> str:
     if type(optimizer) not in REPLAYABLE or not all(group.get("fused") for group in optimizer.param_groups):
         names = ", ".join(kind.__name__ for kind in REPLAYABLE)
         return f"the optimizer is {type(optimizer).__name__}: use one of {names} with fused=True"
+    if isinstance(learner.score, SetScore):
+        return "the metric is of the whole validation set, and is computed outside of Esper"
     if any(group.get("dampening") for group in optimizer.param_groups):
         return "SGD with dampening treats its first update in a way of its own"
     if any(vars(scheduler).get("cycle_momentum") for scheduler in learner.optimizer.schedulers):

@@ -122,6 +122,9 @@ class GraphEngine(EagerEngine):
         found |= dict(zip(eager, super().measure(eager), strict=True))
         return [found[learner] for learner in learners]
 
+    def close(self) -> None:
+        self.cache.release()
+
     def _parts(self, learners: Iterable[Learner]) -> Iterator[list[Learner]]:
         waiting, count = iter(learners), len(self.learners)
         ends = [-(-count * sixteenths // sum(PARTS)) for sixteenths in accumulate(PARTS, initial=0)]

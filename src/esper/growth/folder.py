@@ -32,7 +32,7 @@ from esper.config import read_small
 from esper.errors import refused
 
 ARCHITECTURE = "architecture.json"
-OTHER_FILES = ("model.safetensors", "model.pt2", "model.py", "history.json")
+FILES = ("model.safetensors", "model.pt2", "model.py", "history.json")
 """All others that a folder may have."""
 
 FORMAT = "esper-model"
@@ -76,7 +76,7 @@ def read_architecture(folder: Path) -> dict[str, Any]:
     """`architecture.json`, after a look at every file beside it that it names."""
     path = folder / ARCHITECTURE
     with refused(LoadError, f"{path} is damaged or cannot be read", OSError, ValueError, RecursionError):
-        if not path.exists() and any((folder / name).exists() for name in OTHER_FILES):
+        if not path.exists() and any((folder / name).exists() for name in FILES):
             raise LoadError(
                 f"{folder} holds a model that was not saved to the end: there is no {ARCHITECTURE}, which is written "
                 "last; save the model again"
@@ -86,7 +86,7 @@ def read_architecture(folder: Path) -> dict[str, Any]:
         found = json.loads(read_small(path, MOST_JSON_BYTES))
     _check_format(found, path)
     if "digests" in found:  # folders of the first formats have none
-        check_digests(found, folder, ARCHITECTURE, OTHER_FILES)
+        check_digests(found, folder, ARCHITECTURE, FILES)
     return found  # type: ignore[no-any-return]
 
 

@@ -26,6 +26,8 @@ class Grafted(nn.Module):
     in. Both travel in `state_dict()`, so that a checkpoint says by itself which seeds it has.
     """
 
+    reads_input = False  # of objects that were pickled before seeds could stand beside a layer
+
     def __init__(self, seed: nn.Module, alpha: float, grown: dict[str, Any], inputs: tuple[str, ...]) -> None:
         super().__init__()
         self.seed = seed
@@ -82,14 +84,23 @@ class Grafted(nn.Module):
         found, own = read_record(state)["grown"], json.loads(json.dumps(self.grown, default=repr))
         for key in ("blueprint", "layout", "arguments", "blend", "visibility", "channels_last"):
             if own and found and found.get(key) != own.get(key):
+                mine, theirs = _different(own.get(key), found.get(key))
                 raise ValueError(
-                    f"the seed at {own.get('path')!r} has {key} {own.get(key)!r}, and the checkpoint's has "
-                    f"{str(found.get(key))[:60]!r}: build the model with esper.load_seeds(host, checkpoint)"
+                    f"the seed at {own.get('path')!r} has {key} {mine!r}, and the checkpoint's has "
+                    f"{str(theirs)[:60]!r}: build the model with esper.load_seeds(host, checkpoint)"
                 )
         alpha = found.get("alpha", self.alpha)
         if not (isinstance(alpha, int | float) and 0.0 <= alpha <= 1.0):
             raise ValueError(f"the checkpoint's alpha of a seed must lie between 0 and 1, not be {str(alpha)[:60]!r}")
         self.alpha = float(alpha)
+
+
+def _different(mine: Any, theirs: Any) -> tuple[Any, Any]:
+    """Of two dicts what differs; anything else as it is."""
+    if not (isinstance(mine, dict) and isinstance(theirs, dict)):
+        return mine, theirs
+    names = [name for name in (*mine, *theirs) if mine.get(name) != theirs.get(name)]
+    return {name: mine.get(name) for name in names}, {name: theirs.get(name) for name in names}
 
 
 def read_record(state: torch.Tensor) -> dict[str, Any]:

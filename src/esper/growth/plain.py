@@ -43,7 +43,7 @@ def plain_model(growing: GrowingModel, *, share: bool = False) -> nn.Module:
         alpha = 1.0 if slot.life.alpha == 1.0 else float(slot.alpha)  # the tensor: its rounding is what acts
         body = slot.seed.body
         kept = {id(tensor): tensor for tensor in (*body.parameters(), *body.buffers())} if share else {}
-        places.append((slot.path, _plain(copy.deepcopy(body, kept)), alpha, asdict(_record(slot, alpha))))
+        places.append((slot.path, as_written(copy.deepcopy(body, kept)), alpha, asdict(_record(slot, alpha))))
     graft(host, places)
     return host
 
@@ -67,7 +67,7 @@ def _copy_host(growing: GrowingModel, *, share: bool) -> nn.Module:
     kept: list[Any] = [*growing.slots, growing._recorder]
     if share:
         kept += [*growing.host.parameters(), *growing.host.buffers()]
-    host = _plain(copied(growing.host, kept))
+    host = as_written(copied(growing.host, kept))
     for module in host.modules():
         for key, hook in list(module._forward_hooks.items()):
             if is_growth_hook(hook):
@@ -77,9 +77,9 @@ def _copy_host(growing: GrowingModel, *, share: bool) -> nn.Module:
     return host
 
 
-def _plain(copied: nn.Module) -> nn.Module:
-    """What the engine has made faster is again what it stands for: classes of layers, and compiled functions."""
-    for module in copied.modules():
+def as_written(network: nn.Module) -> nn.Module:
+    """What an engine has made faster is again what it stands for: classes of layers, and compiled functions."""
+    for module in network.modules():
         if (plain := getattr(type(module), "esper_plain_class", None)) is not None:
             module.__class__ = plain
         for name, value in list(vars(module).items()):
@@ -87,7 +87,7 @@ def _plain(copied: nn.Module) -> nn.Module:
                 del module.__dict__[name]
                 if value.stands_for is not None:
                     module.__dict__[name] = value.stands_for
-    return copied
+    return network
 
 
 def _record(slot: Slot, alpha: float) -> Graft:

@@ -45,7 +45,7 @@ class Slot:
         self.path = path
         self.module = module
         self.shape = shape
-        self.life: SlotLife = lifecycle.views[index]
+        self.life: SlotLife = lifecycle.lives[index]
         self._lifecycle = lifecycle
         self.seed: Seed | None = None
         self.trained: list[Tensor] = []

@@ -107,7 +107,9 @@ class SlotList(Sequence[FoundSlot]):
             f"{self.model}: {self.parameters:,} parameters, {quantity(self.flops)} FLOPs per example; "
             f"{len(self.slots)} slot{'s' * (len(self.slots) != 1)}"
         )
-        note = f"● chosen by slots={AUTO!r}; {len(self.refused)} other modules cannot be slots (reasons: `.refused`)"
+        chosen = f"● chosen by slots={AUTO!r}" if self.auto else f"slots={AUTO!r} chooses none of them"
+        count = len(self.refused)
+        note = f"{chosen}; {count} other module{'s' * (count != 1)} cannot be slots (reasons: `.refused`)"
         headings = ("", "slot", "module", "shape", "visibility", "style")
         rows = tuple(_row(name, group) for name, group in _groups(self.slots, self.refused))
         return Report((Rows(title, headings, rows, ("slot", "shape"), note), *self._costs()))
@@ -208,7 +210,8 @@ def _row(name: str, group: Sequence[FoundSlot]) -> tuple[str, ...]:
 def _kind(shape: SlotShape) -> str:
     """What costs depend on: of the styles, an RMSNorm has fewer parameters than other norms."""
     seen = "" if shape.visibility == "both" else f", {shape.visibility}"
-    return str(shape) + seen + (", RMSNorm" if shape.style.norm == "RMSNorm" else "")
+    beside = f" from {shape.source}" if shape.source else ""
+    return str(shape) + beside + seen + (", RMSNorm" if shape.style.norm == "RMSNorm" else "")
 
 
 def _cost(cost: SeedCost | None) -> str:

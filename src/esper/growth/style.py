@@ -23,7 +23,7 @@ from torch.overrides import TorchFunctionMode
 
 from esper.growth.blueprints import SlotShape, Style
 from esper.growth.candidates import host_modules, is_own
-from esper.growth.probe import try_batch, with_batch
+from esper.growth.probe import try_batch, untouched, with_batch
 
 _CALLED: dict[Callable[..., Any], str] = {
     **dict.fromkeys((F.relu, F.relu_, torch.relu, torch.relu_, Tensor.relu, Tensor.relu_), "ReLU"),
@@ -106,12 +106,26 @@ def _uses(model: nn.Module, example: Any) -> list[Used]:
         for module in model.modules():
             stack.callback(module.register_forward_pre_hook(enter, prepend=True).remove)
             stack.callback(module.register_forward_hook(leave).remove)
-        stack.enter_context(_Noting(partial(_note, running, found)))
+        stack.enter_context(_Noting(partial(_note, running, found, _frozen(model))))
         try_batch(model, with_batch(example, 2))
     return found
 
 
-def _note(running: Sequence[nn.Module], found: list[Used], function: Any, args: Any, kwargs: Mapping[str, Any]) -> None:
+def _frozen(model: nn.Module) -> set[nn.Module]:
+    """Modules that stay in evaluation mode during training. Such a batch norm takes batches that a seed's could not."""
+    with untouched(model):
+        model.train()
+        return {module for module in model.modules() if not module.training}
+
+
+def _note(
+    running: Sequence[nn.Module],
+    found: list[Used],
+    frozen: set[nn.Module],
+    function: Any,
+    args: Any,
+    kwargs: Mapping[str, Any],
+) -> None:
     owner = running[-1] if running else None
     if owner is None or _of_class(owner) is not None:
         return  # how a layer that says what it is computes it does not matter
@@ -119,6 +133,8 @@ def _note(running: Sequence[nn.Module], found: list[Used], function: Any, args: 
         found.append(Used(owner, Style(_CALLED[function])))
     elif function in _NORMING:
         kind, names = _NORMING[function], inspect.signature(function).parameters
+        if kind == "BatchNorm" and owner in frozen:
+            return
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if kind == "GroupNorm":
             found.append(Used(owner, Style(norm=kind, groups=int(given["num_groups"]))))
@@ -133,6 +149,8 @@ def _of_class(module: nn.Module) -> Style | None:
         return Style(norm="RMSNorm")
     if "GELU" in name:
         return Style("GELU")
+    if isinstance(module, nn.ReLU6):  # it calls F.hardtanh
+        return Style("ReLU6")
     return Style("Tanh") if isinstance(module, nn.Tanh) else None
 
 

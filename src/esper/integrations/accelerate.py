@@ -1,4 +1,4 @@
-"""`Growth` for a loop with Accelerate: knows its wrappers, its accumulation and its checkpoints; one process.
+"""`Growth` for a loop with Accelerate: with its wrappers, its accumulation and its checkpoints, in one process.
 
 growth = Growth(accelerator, model, optimizer, slots=…, validate=…, epochs=…)     # what accelerator.prepare gave
 with accelerator.accumulate(model):

@@ -92,7 +92,7 @@ def plot_history(path: Path | None, history: History, title: str = "") -> Any:
         if control:
             label = f"same host, not grown ({control[-1]:.1f} %)"
             top.plot(range(1, len(control) + 1), control, color=COLOURS[1], label=label)
-        label = f"grown ({history.told[-1].measured.accuracy:.1f} %)"
+        label = f"grown ({history.kept_records[-1].measured.accuracy:.1f} %)"
         top.plot(range(1, len(accuracies) + 1), accuracies, color=COLOURS[0], linewidth=2.2, label=label)
         for story in history.seeds():
             top.axvline(story.born + 1, color="#999999", linewidth=0.8, linestyle=":")

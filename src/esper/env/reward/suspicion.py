@@ -58,7 +58,7 @@ def suspicions(
     found = []
     for slot, kind in begun.nonzero().tolist():
         blueprint = int(slots.columns.blueprint[0, slot])
-        seed = slots.views[slot].seed
+        seed = slots.lives[slot].seed
         points = float(contribution[slot]), float(improvement[slot])
         found.append(Suspicion(SUSPICION_KINDS[kind], epoch, slot, slots.names[slot], seed, names[blueprint], *points))
     return tuple(found)

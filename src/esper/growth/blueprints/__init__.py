@@ -1,7 +1,7 @@
 """The built-in blueprints and their registry. Importing a module registers its blueprints; their ids are in the
 registry's table (`BUILT_IN`), so the order of the imports does not matter."""
 
-from esper.growth.blueprints import conv, dense, norms, sequence
+from esper.growth.blueprints import conv, dense, parts, sequence
 from esper.growth.blueprints.gate import ChannelsLast, Gated, enclosed
 from esper.growth.blueprints.registry import (
     LAYOUTS,
@@ -34,6 +34,6 @@ __all__ = [
     "enclosed",
     "fitting",
     "get_blueprint",
-    "norms",
+    "parts",
     "sequence",
 ]

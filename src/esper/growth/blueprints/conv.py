@@ -1,7 +1,7 @@
 """Seeds for feature maps: conv1d [batch, channels, length] and conv2d [batch, channels, height, width].
 
 One class serves both layouts. Every norm is a GroupNorm of one group, that is, over a whole example, unless the host
-around the slot has another (see `norms.py`): no seed depends on what else is in the batch where its host does not.
+around the slot has another (see `parts.py`): no seed depends on what else is in the batch where its host does not.
 
 With `causal`, no position of a series reads a later one: convolutions are padded on the left alone, and norms and
 averages, which would carry the future into every position, are taken per position or over the past.
@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from esper.growth.blueprints.norms import activation_for, norm_for
+from esper.growth.blueprints.parts import activation_for, norm_for
 from esper.growth.blueprints.registry import blueprint
 from esper.growth.blueprints.sequence import rotated
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from esper.growth.blueprints.norms import activation_for, feature_norm_for
+from esper.growth.blueprints.parts import activation_for, feature_norm_for
 from esper.growth.blueprints.registry import blueprint
 
 

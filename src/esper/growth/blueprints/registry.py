@@ -47,7 +47,7 @@ VISIBILITIES: dict[Visibility, str] = {
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Activation and norm of the host around a slot, by their names in `blueprints/norms.py`; empty is a seed's own."""
+    """Activation and norm of the host around a slot, by their names in `blueprints/parts.py`; empty is a seed's own."""
 
     activation: str = ""
     norm: str = ""
@@ -223,6 +223,8 @@ def _try(entry: Blueprint, shape: SlotShape) -> None:
             return
         except Exception as error:
             raise ValueError(f"{kind} {part}: {first_line(error)}") from error
+    if bool(getattr(module, "reads_input", False)) is not bool(source):
+        raise ValueError(f"{kind} must set reads_input = True where source is not 0, and only there")
     if not isinstance(out, Tensor) or out.shape != h.shape:
         gave = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ValueError(f"{kind} must give a tensor of the shape that it gets: {list(h.shape)} became {gave}")

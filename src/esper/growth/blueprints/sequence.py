@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from esper.growth.blueprints.norms import feature_norm_for
+from esper.growth.blueprints.parts import feature_norm_for
 from esper.growth.blueprints.registry import blueprint
 
 

@@ -47,6 +47,8 @@ def checked_data(data: Data, name: str, *, labels: bool) -> Checked:
             f"the {name} data are ({type(parts[0]).__name__} of inputs, targets): for several inputs give a DataLoader "
             "over a dataset of such pairs"
         )
+    if len(parts) == 2 and all(isinstance(part, list) and not any(map(_is_data, part)) for part in parts):
+        raise ValueError(f"the {name} data are lists of numbers: make tensors of them, torch.tensor(inputs)")
     if isinstance(data, str | dict | Tensor) or is_array(data) or not isinstance(data, Iterable):
         raise ValueError(
             f"the {name} data must be (inputs, targets) as tensors or arrays, or a DataLoader, not "
@@ -60,6 +62,10 @@ def checked_data(data: Data, name: str, *, labels: bool) -> Checked:
             "__iter__ starts again"
         )
     return data  # what is not tensors gives batches; each of them is looked at
+
+
+def _is_data(part: Any) -> bool:
+    return isinstance(part, Tensor | tuple | dict) or is_array(part)
 
 
 def _length(data: Sized) -> int | None:

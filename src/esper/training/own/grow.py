@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from esper.errors import refused
 from esper.growth.attach import SlotChoice, attach, check_model
 from esper.growth.auto_slots import AUTO
 from esper.growth.model import GrowingModel
-from esper.growth.plain import check_exportable, copied
+from esper.growth.plain import as_written, check_exportable, copied
 from esper.lifecycle import Rules
 from esper.policy.controller import Controller
 from esper.tasks.feed import Feed, chunks
@@ -37,6 +38,7 @@ from esper.training.own.data import (
     example_of,
     without_labels,
 )
+from esper.training.own.gpu import GpuOptions
 from esper.training.own.grown import Grown
 from esper.training.own.metric import Metric, Scale
 from esper.training.own.objective import fit_objective, integers_are_classes
@@ -73,6 +75,9 @@ def grow(
     rules: Rules | None = None,
     seed: int = 0,
     device: str | torch.device = "auto",
+    precision: str = "fp32",
+    compiled: bool = False,
+    cuda_graphs: bool = False,
     control: bool = False,
     in_place: bool = False,
     on_epoch: OnEpoch | None = None,
@@ -98,6 +103,9 @@ def grow(
     `rent` is the price of size: points of accuracy that a seed as large as the model must earn. Rules, what is kept at
     the end, `Grown.score` and the controller `small` use it: 0 is accuracy at any size.
 
+    On a GPU, `precision` is fp32, tf32 or bf16 (passes in bfloat16, weights in single precision), `compiled` compiles
+    what lies between the slots, and `cuda_graphs` replays whole epochs, where data, optimizer and model allow it.
+
     With `control`, an ungrown copy trains beside it, for an honest comparison. Ctrl-C keeps what was grown so far. With
     `checkpoint`, a folder, the same call goes on after the last whole epoch of a run that was killed or interrupted.
 
@@ -116,6 +124,7 @@ def grow(
     rent = check_rent(rent)
     decider = as_controller(controller)
     where = pick_device(device)
+    gpu = GpuOptions(where, precision, compiled=compiled, cuda_graphs=cuda_graphs)
     host = _own(model, in_place=in_place).to(where)
     labels = integers_are_classes(loss)
     train, val = checked_data(train_data, "train", labels=labels), checked_data(val_data, "val", labels=labels)
@@ -137,7 +146,9 @@ def grow(
             warmup_updates=feed.updates_per_epoch,
             decay=None if scheduler else decay_over(epochs * feed.updates_per_epoch),
         )
-        return Learner(growing, optimizing, feed, objective.loss, objective.score, seed=seed, epochs=epochs)
+        loss = gpu.prepared(growing, objective.loss)
+        how: dict[str, Any] = {"seed": seed, "epochs": epochs, "precision": gpu.precision}
+        return Learner(growing, optimizing, feed, loss, objective.score, **how)
 
     learners = [learner(growing, feed)]
     if control:
@@ -157,7 +168,7 @@ def grow(
     try:
         bare = without_labels(host, example)
         with watching(progress, growing, epochs, on_epoch) as noted:
-            return run_growth(
+            grown = run_growth(
                 learners,
                 before,
                 bare,
@@ -168,9 +179,11 @@ def grow(
                 checkpoint,
                 patience=patience,
                 keep_best=keep_best,
+                engine=gpu.engine,
             )
+        return replace(grown, remarks=(*grown.remarks, *gpu.remarks))
     finally:  # however it ended, a host that is the user's own is theirs again
-        growing.detach().zero_grad(set_to_none=True)
+        as_written(growing.detach()).zero_grad(set_to_none=True)
         for module, training in modes.items():
             module.training = training
 
@@ -193,6 +206,9 @@ def grow_task(
     budget: int | None = None,
     max_seeds: int | None = None,
     rent: float = RENT_RATE,
+    precision: str = "fp32",
+    compiled: bool = False,
+    cuda_graphs: bool = False,
     control: bool = False,
     patience: int | None = None,
     keep_best: bool = False,
@@ -208,15 +224,17 @@ def grow_task(
     check_number("epochs", epochs, AT_LEAST_1)
     rent = check_rent(rent)
     decider = as_controller(controller)
+    gpu = GpuOptions(task.splits.train.x.device, precision, compiled=compiled, cuda_graphs=cuda_graphs)
+    how: dict[str, Any] = {"precision": gpu.precision, "compiled": gpu.compiled}
     learners = [
-        task_learner(task, seed, epochs, budget=budget, max_seeds=max_seeds) for _ in range(2 if control else 1)
+        task_learner(task, seed, epochs, budget=budget, max_seeds=max_seeds, **how) for _ in range(2 if control else 1)
     ]
     test = partial(chunks, task.splits.test)
     before = outlook(
         learners[0].model, decider, epochs, rent, constant="class" if task.score is percent_correct else None
     )
     with watching(progress, learners[0].model, epochs, on_epoch, task.name) as noted:
-        return run_growth(
+        grown = run_growth(
             learners,
             before,
             task.splits.train.x[:2],
@@ -227,7 +245,9 @@ def grow_task(
             checkpoint,
             patience=patience,
             keep_best=keep_best,
+            engine=gpu.engine,
         )
+    return replace(grown, remarks=(*grown.remarks, *gpu.remarks))
 
 
 def pick_device(device: str | torch.device) -> torch.device:

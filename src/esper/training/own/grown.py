@@ -12,6 +12,7 @@ from torch import nn
 from esper.engine.measure import Evaluation
 from esper.env.rent import score
 from esper.growth.export import Saved, save
+from esper.growth.folder import ARCHITECTURE, FILES
 from esper.growth.seeds import save_seeds
 from esper.tables import Report
 from esper.training.own.history import History
@@ -93,9 +94,14 @@ class Grown:
     def save(self, directory: str | Path) -> Saved:
         """Write the model in its portable forms, and its history, into `directory`; where growing did not pay, also the
         network without growth, into `directory`/ungrown."""
+        saved = save(self.model, directory, self.example, history={**self.history.to_json(), "result": self.result()})
+        other = Path(directory) / "ungrown"
         if self.paid is False and self.ungrown is not None:
-            save(self.ungrown, Path(directory) / "ungrown", self.example)
-        return save(self.model, directory, self.example, history={**self.history.to_json(), "result": self.result()})
+            save(self.ungrown, other, self.example)
+        elif (other / ARCHITECTURE).exists():  # of another model that was saved here before
+            for name in (ARCHITECTURE, *FILES):
+                (other / name).unlink(missing_ok=True)
+        return saved
 
     def result(self) -> dict[str, Any]:
         """What was measured at the end, as data of JSON, which has no NaN."""

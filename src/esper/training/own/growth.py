@@ -45,15 +45,16 @@ from esper.training.own.data import (
     without_labels,
 )
 from esper.training.own.grown import Grown
+from esper.training.own.loop_updates import LoopUpdates
 from esper.training.own.metric import Metric, Scale
 from esper.training.own.objective import fit_objective, integers_are_classes
 from esper.training.own.optimizer import check_optimizer
 from esper.training.own.remarks import outlook, warn_user
 from esper.training.own.run import Trained, finish_growth
-from esper.training.own.stepper import StateError, Stepper
+from esper.training.own.stepper import StateError
 
 
-class Growth(Stepper):
+class Growth(LoopUpdates):
     """Grows `model`, the object itself, at `slots` while your loop trains it with `optimizer`.
 
     In the loop: `backward(batch)`, your clipping, `step()`; after each epoch `end_epoch()`; at the end `finish()`.

@@ -45,13 +45,13 @@ class History:
     """Epochs after which the network was what is kept, with `keep_best`; None: all of them."""
 
     @property
-    def told(self) -> tuple[EpochRecord, ...]:
+    def kept_records(self) -> tuple[EpochRecord, ...]:
         """The epochs that made the network that is kept."""
         return self.records[: self.kept]
 
     @property
     def transitions(self) -> list[Transition]:
-        return [t for record in self.told for t in record.transitions] + list(self.settled)
+        return [t for record in self.kept_records for t in record.transitions] + list(self.settled)
 
     def seed_cost(self, slot: str, blueprint: str, blend: str) -> tuple[int, int] | None:
         """Parameters and FLOPs per example that such a seed adds at a slot."""
@@ -82,7 +82,7 @@ class History:
 
     def _story(self, seed: int, transitions: list[Transition]) -> SeedStory:
         birth = transitions[0]
-        effect = next(r.effect for r in self.told if birth in r.effect.transitions)
+        effect = next(r.effect for r in self.kept_records if birth in r.effect.transitions)
         action = effect.action
         ends = [t for t in transitions if t.target in (Stage.FOSSILIZED, Stage.PRUNED)]
         fate = ends[0] if ends else transitions[-1]
@@ -113,7 +113,7 @@ class History:
             "rent": self.rent,
             "untrained_accuracy": _plain(self.untrained),
             "control": _plain(self.control),
-            "kept_epochs": len(self.told),
+            "kept_epochs": len(self.kept_records),
             "epochs": [
                 {**record_json(record), "flops_per_example": flops}
                 for record, flops in zip(self.records, self.flops(), strict=True)

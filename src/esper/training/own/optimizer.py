@@ -21,8 +21,8 @@ def make_optimizer(factory: MakeOptimizer | None, model: nn.Module) -> Optimizer
     trained = {name: p for name, p in model.named_parameters() if p.requires_grad}
     # Of a frozen host nothing is trained; but seeds take over the settings of a group, and a group is never empty.
     given = list(trained.values()) or [nn.Parameter(torch.zeros(0, device=next(model.parameters()).device))]
-    if factory is None:
-        return torch.optim.AdamW(given, lr=1e-3)
+    if factory is None:  # fused: one kernel for all parameters
+        return torch.optim.AdamW(given, lr=1e-3, fused=all(p.is_cuda and p.is_floating_point() for p in given))
     if isinstance(factory, Optimizer):
         raise ValueError(
             f"optimizer= is an optimizer that exists already ({type(factory).__name__}): pass a function that makes "

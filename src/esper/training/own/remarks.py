@@ -175,7 +175,7 @@ def remarks(before: Outlook, history: History, accuracy: float, untrained: float
     untried = [pair for pair in before.affordable if pair not in planted]
     if untried and len(history.records) == before.epochs:  # a run that was stopped may not have got that far
         found.append(_ended_at_chance(before, accuracy, untrained, targets, untried))
-    found.append(_too_dear(history))
+    found += [_too_dear(history), _harmful(history)]
     return (*before.notes, *before.remarks, *(remark for remark in found if remark))
 
 
@@ -198,9 +198,30 @@ def _too_dear(history: History) -> str:
     )
 
 
+def _harmful(history: History) -> str:
+    """Of the kept seed that the final network would most gain from losing. Empty if there is none."""
+    worst = min(
+        (s for s in history.seeds() if s.value is not None and _loses(s.value.contribution)),
+        key=lambda story: story.value.contribution.accuracy if story.value else 0.0,
+        default=None,
+    )
+    if worst is None or worst.value is None:
+        return ""
+    lost = worst.value.contribution
+    return (
+        f"The final network would be better without {worst.blueprint} at {worst.slot}: by {-lost.accuracy:.1f} ± "
+        f"{lost.error:.1f} points on the validation data. What is kept is permanent, and training went on after that "
+        "decision: try another seed=, controller or choice of slots."
+    )
+
+
+def _loses(contribution: Contrast) -> bool:
+    return contribution.accuracy <= -max(WORTH_A_REMARK, CLEARLY * contribution.error)
+
+
 def _last_measured(history: History, story: SeedStory) -> Contrast | None:
     """What a seed was last measured to add before the controller removed it; None if it was not, or did not."""
-    slot, past = history.slots.index(story.slot), history.told[story.born : story.ended]
+    slot, past = history.slots.index(story.slot), history.kept_records[story.born : story.ended]
     actions = [record.effect.action for record in past]
     removed = [i for i, action in enumerate(actions) if (action.op, action.slot) == (Op.PRUNE, slot)]
     for record in reversed(past[: removed[0]] if removed else ()):

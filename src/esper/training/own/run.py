@@ -13,14 +13,14 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from esper.engine.counterfactual import SeedValue, seed_values
-from esper.engine.eager import EpochRecord
+from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, evaluate, gather
 from esper.env.rent import RENT_RATE, extra_rent, score
 from esper.errors import first_line
 from esper.growth.costs import flops_per_example, seed_flops
 from esper.growth.model import GrowingModel, Survey
-from esper.growth.plain import ExportError, allowed_gap, output_gap, plain_model
+from esper.growth.plain import ExportError, allowed_gap, as_written, output_gap, plain_model
 from esper.growth.probe import call, untouched
 from esper.growth.slot import preserved_rng
 from esper.lifecycle import Stage, Transition
@@ -32,7 +32,7 @@ from esper.training.own.checkpoint import Checkpoint
 from esper.training.own.grown import Grown
 from esper.training.own.history import History
 from esper.training.own.remarks import Outlook, Targets, remarks
-from esper.training.own.stepper import Stepper
+from esper.training.own.stepper import MakeEngine, Stepper
 
 OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
 """Called after every epoch with what happened to the growing model, and to the control if there is one."""
@@ -69,6 +69,7 @@ def run_growth(
     checkpoint: str | Path | None = None,
     patience: int | None = None,
     keep_best: bool = False,
+    engine: MakeEngine = EagerEngine,
 ) -> Grown:
     """Train to the end, or until Ctrl-C, or until nothing gets better. The first learner grows; a second one is the
     control."""
@@ -77,7 +78,7 @@ def run_growth(
     epochs = before.epochs
     controllers: list[Controller] = [before.controller, NoGrowth()]
     steppers = [
-        Stepper(learner, controller, epochs, rent=before.rent, seed=seed)
+        Stepper(learner, controller, epochs, rent=before.rent, seed=seed, engine=engine)
         for learner, controller in zip(learners, controllers, strict=False)
     ]
     growing = steppers[0]
@@ -89,10 +90,8 @@ def run_growth(
         for stepper in steppers:
             stepper.start()
         while not growing.over and not interrupt.requested and not best[0].exhausted(patience):
-            for stepper in steppers:
-                _make_updates(stepper)
             for stepper, tracked in zip(steppers, best, strict=True):
-                tracked.note(stepper.end_epoch())
+                tracked.note(stepper.run_epoch())
                 _check_going_on(stepper.records, min(MOST_ROLLBACKS, epochs), stepper.learner.model)
             if kept is not None:
                 kept.save()
@@ -102,6 +101,7 @@ def run_growth(
         raise KeyboardInterrupt
     for stepper in steppers:
         stepper.close()
+        as_written(stepper.learner.model)
     interrupted = not growing.over and not best[0].exhausted(patience)
     kept_epochs = [tracked.restore() for tracked in best]
     trained = Trained(
@@ -136,16 +136,6 @@ def _why_ended(trained: Trained, epochs: int, patience: int | None, *, tested: b
             f"optimistic{honest}."
         )
     return tuple(found)
-
-
-def _make_updates(stepper: Stepper) -> None:
-    """An epoch of the learner's own data, with its own random numbers."""
-    learner = stepper.learner
-    with learner.own_rng(), learner.arithmetic():
-        for _ in range(learner.feed.updates_per_epoch):
-            stepper.backward(learner.feed.next_batch())
-            learner.optimizer.step()
-            learner.updated()
 
 
 def _check_going_on(past: Sequence[EpochRecord], most_rollbacks: int, model: nn.Module) -> None:

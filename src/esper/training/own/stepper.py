@@ -1,14 +1,13 @@
-"""One network that grows while somebody else makes its updates: decide, count updates, measure, move on.
+"""The epochs of one growing network: decide, train, measure, move on; and its state, to go on from.
 
-`esper.grow` and a person's own loop (`esper.Growth`) both run on it. An epoch is: `backward` and `step` as often as the
-loop wants, then `end_epoch`, in which the network is measured. The controller decides when the next epoch begins.
+`esper.grow` runs on it as it is: the engine trains an epoch. In a loop of a person's own (`esper.Growth`) somebody else
+makes the updates: `loop_updates.py`.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -18,8 +17,8 @@ from torch import Tensor
 from esper.actions import Effect
 from esper.engine.eager import EagerEngine, EpochRecord, EpochUnderWay
 from esper.engine.governor import Governor
-from esper.engine.learner import Learner, Updates, norms_of
-from esper.engine.measure import Evaluation, gather
+from esper.engine.learner import Learner, TrainReport
+from esper.engine.measure import Evaluation
 from esper.env.rent import RENT_RATE
 from esper.env.situation import observe
 from esper.growth.blueprints import Style
@@ -28,9 +27,10 @@ from esper.lifecycle import Stage
 from esper.plain_data import as_data, from_data
 from esper.policy.controller import Controller
 from esper.slot_columns import COLUMNS
-from esper.tasks.feed import Batch
 
 FORMAT = 1
+
+MakeEngine = Callable[[Sequence[Learner], Sequence[Governor | None]], EagerEngine]
 
 
 class StateError(ValueError):
@@ -41,24 +41,22 @@ class Stepper:
     """A learner and its controller. `start` or `load_state_dict` comes first."""
 
     def __init__(
-        self, learner: Learner, controller: Controller, epochs: int, *, rent: float = RENT_RATE, seed: int = 0
+        self,
+        learner: Learner,
+        controller: Controller,
+        epochs: int,
+        *,
+        rent: float = RENT_RATE,
+        seed: int = 0,
+        engine: MakeEngine = EagerEngine,
     ) -> None:
         self.learner, self.controller = learner, controller
         self.epochs, self.rent, self._seed = epochs, rent, seed
         self.records: list[EpochRecord] = []
         """What happened, by epoch."""
         self.untrained = Evaluation(math.nan, math.nan)
-        self._engine = EagerEngine([learner], [None])
+        self._engine = engine([learner], [None])
         self._epoch: EpochUnderWay | None = None
-        self._updates = Updates(learner)
-        self._recording = ExitStack()
-        self._stepped = True
-        """The gradients that are there have been used."""
-        self._last: list[list[Tensor]] = []
-        """Gradients of the last update: their norms are needed of the epoch's last one only."""
-        self._versions: list[int] = []
-        self._seen_shadows = False
-        learner.optimizer.hook(self._updated)
 
     # -- one epoch, in this order ---------------------------------------------------------------------------------
 
@@ -76,7 +74,7 @@ class Stepper:
         self.controller.reset([self._seed])
 
     def begin_epoch(self) -> Effect:
-        """The controller decides, and its decision is carried out. The first `backward` of an epoch calls this."""
+        """The controller decides, and its decision is carried out."""
         if self._epoch is None:
             if self.over:
                 raise RuntimeError(f"the run has had its {self.epochs} epochs: finish() it, or pass more epochs=")
@@ -84,20 +82,31 @@ class Stepper:
             situation = observe(self.learner, self.epochs, self.records, self.rent)
             (action,) = self.controller.decide([situation])
             self._epoch = EpochUnderWay.begin(self.learner, self._engine.governors[0], action)
-            self.learner.model.train()
-            self._updates, self._stepped = Updates(self.learner), True
-            self._recording.enter_context(self._updates.recording())
         return self._epoch.effect
+
+    def run_epoch(self) -> EpochRecord:
+        """A whole epoch, trained and measured by the engine on the learner's own data."""
+        self.begin_epoch()
+        ((trained, measured),) = self._engine.run([self.learner])
+        return self._judge(trained, measured)
+
+    def _judge(self, trained: TrainReport, measured: Evaluation) -> EpochRecord:
+        """Undo a broken epoch, let the seeds move on, note what happened."""
+        assert self._epoch is not None
+        self._epoch.judge(trained, measured)
+        (record,) = self._engine.end([self._epoch])
+        self.records.append(record)
+        self._epoch = None
+        self.learner.optimizer.zero_grad()
+        return record
+
+    def _measure(self) -> Evaluation:
+        return self._engine.measure([self.learner])[0]
 
     @property
     def epoch(self) -> int:
         """Epochs done."""
         return self.learner.epoch
-
-    @property
-    def updates_made(self) -> int:
-        """Since the last `end_epoch`."""
-        return 0 if self._epoch is None else self._updates.made
 
     @property
     def between_epochs(self) -> bool:
@@ -108,82 +117,9 @@ class Stepper:
     def over(self) -> bool:
         return self.learner.epoch >= self.epochs
 
-    def backward(self, batch: Batch, **settings: Any) -> Tensor:
-        """Add the gradients of the host's pass, and those of each incubating seed's shadow pass; gives the losses."""
-        self.before_gradients()
-        losses = self._updates.backward(batch, **settings)
-        self._seen_shadows = True
-        return losses
-
-    def shadows(self, loss: Callable[[], Tensor], scale: Callable[[Tensor], Tensor] | None = None) -> list[Tensor]:
-        """The shadow passes alone, each of them made by `loss`; gives their losses."""
-        slots = self._updates.incubating
-        found = [self.learner.add_shadow_gradients_of(loss, slot, scale) for slot in slots]
-        self._seen_shadows = True
-        return found
-
-    def add_losses(self, losses: Sequence[Tensor]) -> None:
-        """Of the host's pass, and of each shadow pass."""
-        self._updates.add(torch.stack([loss.detach().float() for loss in losses]))
-
-    def before_gradients(self) -> None:
-        """What an update has used is forgotten."""
-        self.begin_epoch()
-        if self._stepped:
-            self.learner.optimizer.zero_grad()
-            self._last, self._versions, self._stepped = [], [], False
-
-    def _updated(self) -> None:
-        """After every update, whoever made it."""
-        if self._epoch is None:
-            return
-        if self._updates.incubating and not self._seen_shadows:
-            slot = self._updates.incubating[0]
-            raise RuntimeError(
-                f"an update was made without growth.backward(), so the seed at {slot.path} learns nothing: call "
-                "growth.backward(batch) in place of loss.backward()"
-            )
-        self._updates.made += 1
-        self._seen_shadows, self._stepped = False, True
-        self._last = self.learner.held_gradients()
-        self._versions = [gradient._version for found in self._last for gradient in found]
-
-    def end_epoch(self) -> EpochRecord:
-        """Measure the network and its seeds, undo a broken epoch, and let the seeds move on."""
-        if self._epoch is None or not self._updates.made:
-            raise RuntimeError("no update was made in this epoch: call growth.backward(batch) and growth.step() first")
-        if self._versions != [gradient._version for found in self._last for gradient in found]:
-            raise RuntimeError(
-                "the gradients of the last update were overwritten in place: call zero_grad(set_to_none=True), which "
-                "is torch's default"
-            )
-        epoch, updates = self._epoch, self._updates
-        self.keep_norms()
-        self._recording.close()
-        epoch.judge(gather([updates.report()])[0], self._measure())
-        (record,) = self._engine.end([epoch])
-        self.records.append(record)
-        self._last, self._versions, self._epoch = [], [], None
-        self.learner.optimizer.zero_grad()
-        return record
-
-    def keep_norms(self) -> None:
-        """Of the last update's gradients. Needed before the end of an epoch where a scaler may leave updates out."""
-        if self._last:
-            self._updates.norms = norms_of(self._last, self.learner.model.device)
-
-    def casting(self) -> AbstractContextManager[Any]:
-        """The context of every pass."""
-        return nullcontext()
-
-    def _measure(self) -> Evaluation:
-        with self.casting():
-            return self._engine.measure([self.learner])[0]
-
     def close(self) -> None:
-        """No more updates are counted."""
-        self._recording.close()
-        self.learner.optimizer.unhook()
+        """The training is over."""
+        self._engine.close()
 
     # -- to go on after a stop ------------------------------------------------------------------------------------
 
@@ -279,8 +215,8 @@ class Stepper:
             slot = model.slots[saved["slot"]]
             with torch.random.fork_rng(devices=[]):
                 style = Style(**saved.get("style", {}))  # of older states, a seed's own
-                shape = replace(slot.shape, style=style, source=saved.get("source", 0))
-                seed = Seed(saved["blueprint"], shape, saved["blend"])
+                slot.shape = replace(slot.shape, style=style, source=saved.get("source", 0))
+                seed = Seed(saved["blueprint"], slot.shape, saved["blend"])
             model.place(slot, seed)
             seed.load_state_dict(saved["tensors"])
             for buffer, value in zip(slot.shadow_buffers, saved["shadow"], strict=False):

@@ -108,7 +108,7 @@ def worth(history: History, story: SeedStory) -> Contrast | None:
     """
     slot = history.slots.index(story.slot)
     best: tuple[float, Contrast] | None = None
-    for record in history.told[story.born : story.ended + 1]:
+    for record in history.kept_records[story.born : story.ended + 1]:
         found = record.measured.contributions.get(slot) or record.measured.shadow_benefits.get(slot)
         if found is not None and (best is None or record.alphas[slot] >= best[0]):
             best = (record.alphas[slot], found)
@@ -116,7 +116,7 @@ def worth(history: History, story: SeedStory) -> Contrast | None:
 
 
 def _story(history: History, story: SeedStory) -> tuple[str, ...]:
-    last = min(story.ended + 1, len(history.told))  # what ends with the run ends after its last epoch
+    last = min(story.ended + 1, len(history.kept_records))  # what ends with the run ends after its last epoch
     found = worth(history, story)
     measured = "not measured" if found is None else _points(found)
     span, fate = f"{story.born + 1}–{last}", story.fate.name.lower()
