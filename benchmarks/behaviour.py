@@ -26,7 +26,7 @@ import tyro
 from behaviour_plots import draw_choices, draw_timing
 from esper.actions import Action, Op
 from esper.agent.shipped import DEFAULT_CONTROLLER
-from esper.cli.terminal import Progress, wide_console
+from esper.cli.terminal import ProgressDisplay, wide_console
 from esper.engine.eager import EpochRecord
 from esper.env.growth_env import GrowthEnv
 from esper.env.situation import Situation, SlotView
@@ -170,7 +170,7 @@ def _points(contrast: Contrast | None) -> str:
 def played(controller: str, numbers: Sequence[int], workers: int) -> dict[int, Episode]:
     jobs = [tuple(numbers[i : i + BATCH]) for i in range(0, len(numbers), BATCH)]
     found: dict[int, Episode] = {}
-    with Progress(wide_console(stderr=True)) as watch:
+    with ProgressDisplay(wide_console(stderr=True)) as watch:
         for _, episodes in run_each(partial(play, controller, "mixed"), jobs, Processes(workers)):
             found |= episodes
             watch.note(len(found), len(numbers), controller)

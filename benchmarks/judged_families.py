@@ -1,16 +1,13 @@
-"""Problems that exist only to judge controllers: other random seeds, deeper hosts with more slots, real images.
+"""Problems that exist only to judge controllers: other random seeds, and deeper hosts with more slots.
 
 No controller is trained, tuned or chosen on them; some have relatives in training families (docs/results.md).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from functools import lru_cache, partial
 from importlib.util import find_spec
-from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -139,23 +136,3 @@ def transfer_families() -> dict[str, Family]:
         found["digits"] = TaskFamily("digits", horizon=20, max_seeds=2)
     found["stories"] = TaskFamily("stories", horizon=20, max_seeds=2)
     return found
-
-
-# -- real images ------------------------------------------------------------------------------------------------------
-
-
-class Photographs:
-    """CIFAR-10 on its whole training set, for one host. Draws differ by random seed alone."""
-
-    def __init__(self, data_dir: Path, setting: Mapping[str, Any], kernel: int) -> None:
-        self.name = f"cifar10, {kernel}×{kernel} kernels"
-        self.horizon, self.max_seeds = setting["horizon"], setting["max_seeds"]
-        task = load_task("cifar10", seed=1, data_dir=data_dir, widths=(8, 16, 32), kernels=(kernel,) * 3)
-        # On the device once, for all networks together.
-        self.task = replace(task, updates_per_epoch=setting["updates"]).to(torch.device(setting["device"]))
-        self.budget = round((1.0 + setting["room"]) * task.host_parameters) if setting["room"] > 0 else None
-
-    def draw(self, number: int, *, held_out: bool = False) -> Draw:
-        seed = draw_seed(draw_rng(self.name, number, held_out), held_out)
-        facts: dict[str, Fact] = {"kind": self.name, "number": number}
-        return Draw(self.task, seed, self.horizon, self.budget, self.max_seeds, facts)

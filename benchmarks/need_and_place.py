@@ -24,7 +24,7 @@ import numpy as np
 import torch
 import tyro
 
-from esper.cli.terminal import Progress, wide_console
+from esper.cli.terminal import ProgressDisplay, wide_console
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.measure import evaluate, gather
 from esper.engine.prepare import task_learner
@@ -160,7 +160,7 @@ class Problem(NamedTuple):
     planted: dict[str, str]
     """What of each schedule the limits let germinate."""
 
-    def half(self, name: str, split: str, seeds: np.ndarray) -> float:
+    def mean_score(self, name: str, split: str, seeds: np.ndarray) -> float:
         return float(getattr(self, split)[self.names.index(name), seeds].mean())
 
 
@@ -183,13 +183,15 @@ def headroom(problems: list[Problem]) -> dict[str, Any]:
         for layout in dict.fromkeys(problem.layout for problem in problems):
             of = [i for i, problem in enumerate(problems) if problem.layout == layout]
             names = [n for n in problems[of[0]].names if all(n in problems[i].names for i in of)]
-            means = {n: np.mean([problems[i].half(n, "val", choose) for i in of]) for n in names}
+            means = {n: np.mean([problems[i].mean_score(n, "val", choose) for i in of]) for n in names}
             fixed = max(means, key=means.__getitem__)
             single.setdefault(layout, []).append(fixed)
             for i in of:
-                validation = {name: problems[i].half(name, "val", choose) for name in problems[i].names}
+                validation = {name: problems[i].mean_score(name, "val", choose) for name in problems[i].names}
                 best = max(validation, key=validation.__getitem__)
-                gains[i] += 0.5 * (problems[i].half(best, "test", judge) - problems[i].half(fixed, "test", judge))
+                gains[i] += 0.5 * (
+                    problems[i].mean_score(best, "test", judge) - problems[i].mean_score(fixed, "test", judge)
+                )
     rng = np.random.default_rng(0)
     low, high = np.percentile(gains[rng.integers(0, len(gains), (10_000, len(gains)))].mean(1), (2.5, 97.5))
     return {
@@ -221,7 +223,7 @@ def by_kind(problems: list[Problem]) -> dict[str, tuple[list[Problem], dict[str,
         kinds.setdefault(str(problem.draw.facts["kind"]), []).append(problem)
     every = slice(None)
     return {
-        kind: (of, {name: float(np.mean([one.half(name, "test", every) for one in of])) for name in of[0].names})
+        kind: (of, {name: float(np.mean([one.mean_score(name, "test", every) for one in of])) for name in of[0].names})
         for kind, of in kinds.items()
     }
 
@@ -342,7 +344,7 @@ def measure(wanted: dict[str, Sequence[int]], seeds: int, workers: int) -> dict[
         for seed in range(seeds)
     )
     done: dict[Job, Run] = {}
-    with Progress(wide_console(stderr=True), "runs") as watch:
+    with ProgressDisplay(wide_console(stderr=True), "runs") as watch:
         for job, one in run_each(run, list(jobs), Processes(workers)):
             done[job] = one
             watch.note(len(done), len(jobs), job[2])

@@ -63,7 +63,7 @@ def recorded(folder: Path, task: str, controllers: str, episodes: int, noise: fl
     return read(folder, growth_schema()).episodes
 
 
-def kept(path: Path, learned: Learned) -> Path:
+def saved(path: Path, learned: Learned) -> Path:
     data = {"blueprints": list(blueprint_names())}
     save_policy(path, learned.network, learned.units.observations, learned.units.values, data)
     return path
@@ -105,7 +105,7 @@ def vector_recording(work: Path) -> Episodes:
 def the_clone(work: Path) -> Path:
     path = work / "clone.safetensors"
     if not path.exists():
-        kept(path, clone(vector_recording(work), growth_network_config(), CloneConfig()))
+        saved(path, clone(vector_recording(work), growth_network_config(), CloneConfig()))
     return path
 
 
@@ -123,7 +123,7 @@ def agreement_of_clones(work: Path) -> None:
             f"clone seed {seed}: {len(episodes)} episodes, {episodes.steps} steps, "
             f"{time.perf_counter() - started:.0f} s; op confusion {learned.agreement.heads['op'].confusion}"
         )
-        kept(work / f"clone-{seed}.safetensors", learned)
+        saved(work / f"clone-{seed}.safetensors", learned)
     for name, values in found.items():
         print(f"clone, held-out accuracy of {name}: {', '.join(f'{v:.1f}' for v in values)} %")
 
@@ -194,8 +194,8 @@ def warm_start(work: Path) -> None:
 
 def iql_mnist1d(work: Path) -> None:
     episodes = recorded(work / "mnist1d", "mnist1d", "heuristic,random,schedule", 24, 0.2)
-    cloned = kept(work / "mnist1d-clone.safetensors", clone(episodes, growth_network_config(), CloneConfig()))
-    improved = kept(work / "mnist1d-iql.safetensors", iql(episodes, growth_network_config(), IQLConfig()))
+    cloned = saved(work / "mnist1d-clone.safetensors", clone(episodes, growth_network_config(), CloneConfig()))
+    improved = saved(work / "mnist1d-iql.safetensors", iql(episodes, growth_network_config(), IQLConfig()))
     returns = episodes.returns()
     for number, name in enumerate(episodes.controllers):
         print(f"mnist1d data, {name}: mean return {float(returns[episodes.controller == number].mean()):.1f}")

@@ -25,7 +25,7 @@ from torch import Tensor
 from esper.agent.checkpoints import load_checkpoint, save_checkpoint
 from esper.agent.policies import LearnedController
 from esper.agent.shipped import (
-    FOLDER,
+    SHIPPED_FOLDER,
     STATED,
     Provenance,
     provenance,
@@ -74,7 +74,9 @@ def judgement(path: Path, name: str, sha256: str) -> dict[str, Any]:
     }
 
 
-def ship(source: str, name: str, stated: dict[str, Any], judged: Path | None, folder: Path = FOLDER) -> Provenance:
+def ship(
+    source: str, name: str, stated: dict[str, Any], judged: Path | None, folder: Path = SHIPPED_FOLDER
+) -> Provenance:
     """Write the policy and its provenance. The same source gives the same file, byte for byte."""
     _check(name, stated)
     path = policy_file(source)
@@ -140,9 +142,9 @@ def main(
     """`source` is a checkpoint, a run or a shipped name, which will be called `name`."""
     torch.set_num_threads(1)
     if source:
-        stated = json.loads((provenance or FOLDER / f"{name}.json").read_text("utf-8"))
+        stated = json.loads((provenance or SHIPPED_FOLDER / f"{name}.json").read_text("utf-8"))
         made = ship(source, name, stated, judged)
-        print(f"{FOLDER / name}.json, sha256 {made.sha256[:12]}…")
+        print(f"{SHIPPED_FOLDER / name}.json, sha256 {made.sha256[:12]}…")
     return 0 if check() else 1
 
 

@@ -15,7 +15,7 @@ from esper.engine.epoch import EpochColumns
 from esper.engine.governor import FAULTS
 from esper.env.reward.config import TERMS
 from esper.env.reward.reward import RewardColumns
-from esper.env.reward.suspicion import KINDS
+from esper.env.reward.suspicion import SUSPICION_KINDS
 from esper.env.spaces import ActionMasks, Observation
 from esper.env.step_facts import StepFacts
 from esper.growth.blueprints import blueprint_names
@@ -120,7 +120,7 @@ class _Made:
     def _reward(self, accuracy: Tensor, acting: Tensor, ends: Tensor, played: Tensor) -> RewardColumns:
         terms = torch.where(played[:, None], self.uniform(len(TERMS)) - 0.5, 0.0)
         points = torch.where(acting, self.uniform(self.slots), math.nan)
-        suspected = acting[..., None] & (self.uniform(self.slots, len(KINDS)) < SUSPICION_RATE)
+        suspected = acting[..., None] & (self.uniform(self.slots, len(SUSPICION_KINDS)) < SUSPICION_RATE)
         score = torch.where(ends, accuracy - 5.0, math.nan)
         return RewardColumns(terms, self.uniform(), score, suspected, points, points - 1.0)
 

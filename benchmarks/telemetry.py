@@ -120,7 +120,7 @@ def microseconds(what: Callable[[], object], times: int = 2000) -> float:
 # -- the parts --------------------------------------------------------------------------------------------------------
 
 
-def parts(updates: int = 60) -> dict[str, float]:
+def recorder_costs(updates: int = 60) -> dict[str, float]:
     """A default update (16 environments of 25 steps) handed to each kind of recorder."""
     facts = {}
     null, _ = measure(RunRecorder(), updates)
@@ -291,7 +291,9 @@ def main(
     if bulk_steps:
         facts = bulk(bulk_steps, envs or 1024)
     else:
-        facts = parts() | whole(TrainConfig(task=task, envs=envs or 8, updates=updates, evaluate_every=0), pairs)
+        facts = recorder_costs() | whole(
+            TrainConfig(task=task, envs=envs or 8, updates=updates, evaluate_every=0), pairs
+        )
     for name, value in facts.items():
         print(f"{name:<45} {value:10.3f}")
     broken = short_of(facts) if bulk_steps else []

@@ -26,7 +26,7 @@ from esper.growth.blueprints.registry import BUILT_IN
 from esper.lifecycle import Rules
 from esper.policy.heuristic import HeuristicSettings
 from esper.policy.network import NetworkConfig
-from esper.telemetry.alarms import RATIO_HIGH, RATIO_LOW, RULES, Rule
+from esper.telemetry.alarms import ALARM_RULES, RATIO_HIGH, RATIO_LOW, AlarmRule
 from esper.training.train_config import TrainConfig
 
 SETTINGS = {
@@ -120,7 +120,7 @@ def metrics() -> str:
 def healthy(name: str) -> str:
     """From the limits of the rules that read this metric."""
     found = [OTHER_RANGES[name]] if name in OTHER_RANGES else []
-    for rule_name, rule in RULES.items():
+    for rule_name, rule in ALARM_RULES.items():
         if rule.read is None and _logged(name) in rule.metrics:
             found.append(f"{_limits(rule)} (`{rule_name}`)")
     return "; ".join(found)
@@ -130,7 +130,7 @@ def _logged(name: str) -> str:
     return name.replace("head/", "HEAD/", 1)
 
 
-def _limits(rule: Rule) -> str:
+def _limits(rule: AlarmRule) -> str:
     sign, limits = ("≥", rule.below) if rule.above is None else ("≤", rule.above)
     unit = " × clip norm" if rule.in_clip_norms else ""
     if not isinstance(limits, tuple):
@@ -144,7 +144,7 @@ def _limits(rule: Rule) -> str:
 def alarms() -> str:
     """Every alarm: how long it must last, how serious it is, what it means, what to try."""
     rows = []
-    for name, rule in RULES.items():
+    for name, rule in ALARM_RULES.items():
         watched = ", ".join(f"`{metric}`" for metric in rule.metrics) or "see the meaning"
         meaning = f"{rule.meaning[0].upper()}{rule.meaning[1:]}"
         rows.append((f"`{name}`", watched, str(rule.updates), rule.severity, meaning, rule.remedy))

@@ -20,13 +20,19 @@ from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
 from esper.lifecycle import Contrast, Rules, Stage, Transition
-from esper.slot_columns import RULES
+from esper.slot_columns import RULE_NAMES
 from esper.tasks.data import Split
 from esper.tasks.feed import TensorFeed
 from esper.tasks.hosts import Conv1dHost, Conv2dHost, GPTHost, MLPHost
 from esper.tasks.registry import cross_entropy, percent_correct
 
 CLASSES = 3
+
+
+def stages_of(host: nn.Module) -> list[str]:
+    """Paths of the stages, or blocks, of a built-in host: its tasks have slots at them."""
+    name = "blocks" if hasattr(host, "blocks") else "stages"
+    return [f"{name}.{i}" for i in range(len(host.get_submodule(name)))]  # type: ignore[arg-type]
 
 
 class SpectralHost(nn.Module):
@@ -257,7 +263,7 @@ def advance(slot: Slot) -> None:
     slots, good = slot.life.slots, Contrast(1.0, 1.0)
     slots.begin_epoch(0)
     before = slots.columns.clone()
-    slots.columns.rules.copy_(torch.tensor([[getattr(EAGER, name) for name in RULES]], dtype=torch.float64))
+    slots.columns.rules.copy_(torch.tensor([[getattr(EAGER, name) for name in RULE_NAMES]], dtype=torch.float64))
     slots.measure({slot.index: 1.0}, {slot.index: good}, {slot.index: good})
     slots.columns.end_epoch()
     for field in fields(slots.columns):

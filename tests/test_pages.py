@@ -21,7 +21,7 @@ import esper
 from esper.agent.metrics import METRICS
 from esper.cli import COMMANDS, UsageError, _parse
 from esper.env.observation import OVERALL_FIELDS, SLOT_FIELDS
-from esper.telemetry.alarms import RULES
+from esper.telemetry.alarms import ALARM_RULES
 from pages import FENCED, NEEDS_A_RUN, PAGES, ROOT, blocks, commands, inline_commands, named
 
 LINK = re.compile(r"(?<!`)!?\[[^\]]*\]\(([^)\s]+)\)")
@@ -176,7 +176,7 @@ def test_the_reference_has_every_command_metric_alarm_and_setting() -> None:
     assert all(f"`{name.replace('head/', 'HEAD/', 1)}`" in table for name in METRICS)
     assert "| `kl_max` | the same, highest minibatch | " in table
     assert "warm-up ≤ 0.2, early ≤ 0.1, late ≤ 0.1 (`kl_spike`)" in table
-    assert all(f"`{name}`" in generated.alarms() for name in RULES)
+    assert all(f"`{name}`" in generated.alarms() for name in ALARM_RULES)
     sizes = generated.observation()
     assert f"| the run | {len(OVERALL_FIELDS)} |" in sizes
     assert f"| each slot | {len(SLOT_FIELDS)} |" in sizes

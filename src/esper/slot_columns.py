@@ -25,7 +25,7 @@ PLANTED = LIVE | {Stage.FOSSILIZED}
 """There is a seed in the slot."""
 CONTRAST = ("accuracy", "loss", "error")
 """The last axis of a measured contrast; see `esper.lifecycle.Contrast`."""
-RULES = tuple(field.name for field in fields(Rules))
+RULE_NAMES = tuple(field.name for field in fields(Rules))
 """The order of `SlotColumns.rules`."""
 _SIGMOID = BLENDS.index("sigmoid")
 
@@ -96,7 +96,7 @@ class SlotColumns:
             contribution=column(math.nan, torch.float64, len(CONTRAST)),
             measured_age=column(0, torch.int64),
             rules=torch.tensor(
-                [[getattr(one, name) for name in RULES] for one in rules], dtype=torch.float64, device=device
+                [[getattr(one, name) for name in RULE_NAMES] for one in rules], dtype=torch.float64, device=device
             ),
             **whole,
         )
@@ -128,7 +128,7 @@ class SlotColumns:
 
     def rule(self, name: str) -> Tensor:
         """[N, 1]"""
-        return self.rules[:, RULES.index(name), None]
+        return self.rules[:, RULE_NAMES.index(name), None]
 
     def within(self, stages: Iterable[Stage]) -> Tensor:
         """bool: the slot is in one of these stages."""
@@ -215,7 +215,7 @@ class SlotColumns:
         self._ramp_up((joining & ~held) | begun)
         self._enter(at[Stage.PRUNED], Stage.EMBARGOED)
         self._enter(rested, Stage.RESETTING)
-        self._forget(at[Stage.RESETTING])
+        self._clear(at[Stage.RESETTING])
         self._enter(at[Stage.RESETTING], Stage.DORMANT)
 
     # -- internals ----------------------------------------------------------------------------------------------------
@@ -248,7 +248,7 @@ class SlotColumns:
         for column, value in (("alpha", 0.0), ("size", 0), ("blueprint", -1), ("blend", -1)):
             self._set(column, where, value)
 
-    def _forget(self, where: Tensor) -> None:
+    def _clear(self, where: Tensor) -> None:
         """An empty slot has nothing of the seed that was there."""
         for column, value in (("age", 0), ("measured_age", 0), ("gradient", math.nan)):
             self._set(column, where, value)

@@ -189,13 +189,13 @@ class Slots:
                 continue
             if target not in TRANSITIONS[source]:
                 raise IllegalTransitionError(f"slot {self.names[index]}: {source.name} may not become {target.name}")
-            why = self._reason(index, source, target) if reason is None else reason
+            why = self._reason(index, target) if reason is None else reason
             if source is Stage.HOLDING and target is Stage.BLENDING:
                 why = f"ramping out: {why}"
             found.append(Transition(epoch, self.names[index], self.lives[index].seed, source, target, why))
         return found
 
-    def _reason(self, index: int, source: Stage, target: Stage) -> str:
+    def _reason(self, index: int, target: Stage) -> str:
         if target is Stage.PRUNED:
             return self._why_retiring[index]
         if target in ENTERED_BY_ITSELF:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from esper.agent.diagnostics import EXAMPLES, NumericalStabilityReport, RatioExplosionDiagnostic
+from esper.agent.diagnostics import MOST_EXAMPLES, NumericalStabilityReport, RatioExplosionDiagnostic
 from esper.agent.metrics import explained_variance, measure_state
 from esper.policy.network import RecurrentState
 from esper.telemetry import AnomalyDetector
@@ -58,7 +58,7 @@ def test_a_nan_ratio_is_an_explosion_and_examples_are_bounded():
     log_ratio[4:] = 3.0
     found = RatioExplosionDiagnostic.from_batch(log_ratio, relevant, action)
     assert found is not None
-    assert len(found.rows) == EXAMPLES
+    assert len(found.rows) == MOST_EXAMPLES
     assert found.count == 46 * 10 * 4 + 1
     assert (found.rows[0], found.worst_head) == (3, "op")
 

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agent.gae import advantages, advantages_by_loop, against_siblings, normalise
+from esper.agent.gae import advantages, advantages_by_loop, against_siblings, normalise_advantages
 
 F, T = False, True
 
@@ -107,7 +107,9 @@ def test_environments_do_not_leak_into_each_other(seed):
 def test_normalisation_has_a_floor_and_skips_invalid_steps():
     advantage = torch.tensor([[1.0, 3.0, 100.0]])
     valid = torch.tensor([[True, True, False]])
-    out = normalise(advantage, valid, torch.tensor([2.0]), torch.tensor([1.0]), 1e-3)
+    out = normalise_advantages(advantage, valid, torch.tensor([2.0]), torch.tensor([1.0]), 1e-3)
     assert out.tolist() == [[-1.0, 1.0, 0.0]]
-    quiet = normalise(torch.tensor([[1e-6, -1e-6]]), valid[:, :2], torch.zeros(1), torch.tensor([1e-6]), 1e-3)
+    quiet = normalise_advantages(
+        torch.tensor([[1e-6, -1e-6]]), valid[:, :2], torch.zeros(1), torch.tensor([1e-6]), 1e-3
+    )
     assert quiet.abs().max().item() == pytest.approx(1e-3)

@@ -30,7 +30,7 @@ from esper.agent.gae import advantages_by_loop
 from esper.agent.metrics import GRADIENT_GROUPS, METRICS
 from esper.agent.normalisers import ObservationNormaliser
 from esper.agent.ppo import PPOAgent
-from esper.agent.update import Batch, RolloutMismatchError, _count, _gradient_norms, _losses, ppo_update, prepare
+from esper.agent.update import Batch, RolloutMismatchError, _count, _gradient_norms, _losses, ppo_update, prepare_batch
 from esper.env.spaces import Observation
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.rollout.episodes import Episodes, map_tensors, stack_steps
@@ -160,7 +160,7 @@ def reference_loss(agent: PPOAgent, batch: Batch, coefficient: float) -> torch.T
 def test_loss_and_gradient_equal_the_reference(seed, share):
     agent, episodes = random_rollout(seed, rare_head_share=share, value_clip=None)
     stored, _ = agent.replay(episodes)
-    batch, _ = prepare(stored, agent.value_normaliser, agent.network.value_output)
+    batch, _ = prepare_batch(stored, agent.value_normaliser, agent.network.value_output)
 
     # GAE and normalisation, from the raw rollout
     valid = stored.valid
@@ -217,7 +217,7 @@ def learn(agent: PPOAgent, batch: Batch) -> torch.Tensor:
 @given(st.integers(0, 100_000))
 def test_splicing_invalid_steps_and_rows_changes_nothing(seed):
     plain, episodes = random_rollout(seed, minibatches=1, epochs=2, target_kl=None)
-    batch, _ = prepare(plain.replay(episodes)[0], plain.value_normaliser, plain.network.value_output)
+    batch, _ = prepare_batch(plain.replay(episodes)[0], plain.value_normaliser, plain.network.value_output)
     rescaled = [p.detach().clone() for p in plain.network.parameters()]
     expected = learn(plain, batch)
 
@@ -403,7 +403,7 @@ def test_optimizer_decays_the_critic_only():
 
 def test_value_clipping_takes_the_worse_of_two():
     agent, episodes = random_rollout(8, value_clip=0.1, huber_delta=None)
-    batch, _ = prepare(agent.replay(episodes)[0], agent.value_normaliser, agent.network.value_output)
+    batch, _ = prepare_batch(agent.replay(episodes)[0], agent.value_normaliser, agent.network.value_output)
     with torch.no_grad():
         agent.network.value_output.bias.add_(1.0)  # all values moved by 1, ten times the range
         _, part = losses(agent, batch, 0.0)

@@ -181,7 +181,7 @@ def test_selection_from_a_batch():
     assert torch.equal(chosen.action, batch.action[[2, 0]])
     assert torch.equal(chosen.policy.op, batch.policy.op[[2, 0]])
     assert chosen.policy.uses is batch.policy.uses  # a table of the heads, not of the rows
-    assert [part.valid.shape[0] for part in batch.parts(2)] == [2, 1]
+    assert [part.valid.shape[0] for part in batch.chunks(2)] == [2, 1]
     single = batch.single_steps()
     assert single.action.shape == (36, 1, 4)
     assert torch.equal(single.action[:12, 0], batch.action[0])

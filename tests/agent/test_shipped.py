@@ -42,8 +42,8 @@ HALF_STEP = 2.0**-11
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The shipped controllers, in a folder where they may be damaged."""
     folder = tmp_path / "shipped"
-    shutil.copytree(shipped.FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
-    monkeypatch.setattr(shipped, "FOLDER", folder)
+    shutil.copytree(shipped.SHIPPED_FOLDER, folder, ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.setattr(shipped, "SHIPPED_FOLDER", folder)
     return folder
 
 
@@ -269,7 +269,7 @@ def test_the_wheel_and_the_source_archive_hold_the_files(tmp_path: Path) -> None
     with zipfile.ZipFile(wheel) as packed:
         for name in shipped_names():
             for file in (f"{name}.json", f"{name}.safetensors"):
-                content = (shipped.FOLDER / file).read_bytes()
+                content = (shipped.SHIPPED_FOLDER / file).read_bytes()
                 assert packed.read(f"esper/agent/shipped/{file}") == content
                 assert (unpacked / "src" / "esper" / "agent" / "shipped" / file).read_bytes() == content
         names = set(packed.namelist())

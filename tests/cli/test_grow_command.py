@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 
 from esper.cli import main
-from esper.cli.grow import Problem, show
+from esper.cli.grow import GrowthProblem, show
 from esper.cli.options import new_folder
 from esper.lifecycle import Contrast
 from esper.tasks import load_task
@@ -77,7 +77,7 @@ def grown() -> Grown:
 @pytest.mark.parametrize("width", [30, 40, 60, 80, 110])
 def test_every_word_can_be_read_at_every_width(grown: Grown, width: int, tmp_path: Path) -> None:
     console = Console(width=width, file=io.StringIO(), color_system=None)
-    show(console, grown, Problem("digits", "digits: images", grow_task), tmp_path, [])
+    show(console, grown, GrowthProblem("digits", "digits: images", grow_task), tmp_path, [])
     said = console.file.getvalue()  # type: ignore[attr-defined]
     assert "…" not in said
     for story in grown.history.seeds():

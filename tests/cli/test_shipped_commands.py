@@ -108,8 +108,8 @@ def test_a_flipped_byte_ends_every_command_with_one_line(
     words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
 ) -> None:
     folder = tmp_path / "damaged"
-    shutil.copytree(shipped.FOLDER, folder)
-    monkeypatch.setattr(shipped, "FOLDER", folder)
+    shutil.copytree(shipped.SHIPPED_FOLDER, folder)
+    monkeypatch.setattr(shipped, "SHIPPED_FOLDER", folder)
     weights = folder / "small.safetensors"
     content = bytearray(weights.read_bytes())
     content[-1000] ^= 16

@@ -11,7 +11,7 @@ import pytest
 from made_up_runs import EPOCHS, make_bulk_run, make_comparison, make_run
 
 from esper.dashboard.curves import POINTS, curves, levels
-from esper.dashboard.episodes import episode, rollout
+from esper.dashboard.episode_answers import episode, rollout
 from esper.dashboard.findings import downloadable, files, findings, leaderboard
 from esper.dashboard.overview import overview
 from esper.dashboard.source import Source

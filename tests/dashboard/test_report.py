@@ -14,7 +14,7 @@ from made_up_runs import make_bulk_run, make_comparison, make_run
 
 from esper.cli import main
 from esper.dashboard.drawings import Line, lines, ticks
-from esper.dashboard.grown import store_of_history
+from esper.dashboard.growth_recorder import store_of_history
 from esper.dashboard.markup import joined, number, table, tag
 from esper.dashboard.report import report
 from esper.dashboard.source import Source

@@ -44,7 +44,7 @@ def test_the_page_and_all_its_files(client: TestClient) -> None:
     for name in ("page.css", "main.js", "dom.js", "chart.js", "network.js", "decisions.js", "panels.js", "icon.svg"):
         answer = client.get(f"/static/{name}")
         assert answer.status_code == 200, name
-        assert answer.headers["content-type"].split(";")[0] in server.KINDS.values()
+        assert answer.headers["content-type"].split(";")[0] in server.MEDIA_TYPES.values()
     assert "http://" not in page.text.replace("http://www.w3.org", "")  # nothing from elsewhere
     assert "https://" not in page.text
 

@@ -318,7 +318,7 @@ def test_a_score_of_the_whole_set_by_hand_and_in_several_passes(monkeypatch: pyt
     # Without x = 2 they are 2 and 3, without x = 1 the same as of all: jackknife errors |8 - 2| / 2 and |12 - 3| / 2.
     model = product(2.0, 3.0)
     for at_once in (8, 1):
-        monkeypatch.setattr("esper.engine.counterfactual.AT_ONCE", at_once)
+        monkeypatch.setattr("esper.engine.counterfactual.NETWORKS_PER_PASS", at_once)
         values = answer(seed_values(model, lambda: examples(1.0, 2.0), minus_mean, Largest()))
         assert [value.shapley.accuracy for value in values.values()] == [pytest.approx(8), pytest.approx(12)]
         assert [value.shapley.error for value in values.values()] == [pytest.approx(3), pytest.approx(4.5)]

@@ -213,10 +213,10 @@ def test_hundreds_of_rollbacks_need_no_more_memory() -> None:
 
     learner.feed.updates_per_epoch = 1
     period = 12  # of the slot's life, in cycles: the same stage at the end of each count
-    tensors, size = cycles(period), governor.snapshot_bytes
+    tensors, size = cycles(period), governor._snapshot.bytes
     places = [copy.data_ptr() for copy in governor._snapshot._copies.values()]
     assert cycles(25 * period) == tensors
-    assert governor.snapshot_bytes == size
+    assert governor._snapshot.bytes == size
     assert [copy.data_ptr() for copy in governor._snapshot._copies.values()] == places
 
 

@@ -314,15 +314,15 @@ def test_unfinished_seeds_are_not_in_the_snapshot_and_fossilized_ones_are() -> N
     engine = EagerEngine([learner])
     governor = engine.governors[0]
     assert governor is not None
-    host_only = governor.snapshot_bytes
+    host_only = governor._snapshot.bytes
     engine.step([germinate(0, "lora")])
     while learner.model.slots[0].life.stage is not Stage.HOLDING:
         engine.step([WAIT])
-    assert governor.snapshot_bytes == host_only
+    assert governor._snapshot.bytes == host_only
     learner.model.fossilize(learner.model.slots[0], epoch=learner.epoch)
     governor.fossilized(learner.model.slots[0].path)
     seed = sum(4 * parameter.numel() for parameter in learner.model.seed_parameters(learner.model.slots[0]))
-    assert governor.snapshot_bytes == host_only + seed
+    assert governor._snapshot.bytes == host_only + seed
 
 
 def test_a_buffer_that_appears_or_changes_its_shape_does_not_break_the_rollback() -> None:

@@ -21,7 +21,7 @@ from esper.engine.measure import Evaluation
 from esper.env.epoch_records import epoch_columns
 from esper.env.observation import OVERALL_FIELDS, features, legal_actions
 from esper.env.reward import Reward, RewardConfig
-from esper.env.reward.suspicion import KINDS
+from esper.env.reward.suspicion import SUSPICION_KINDS
 from esper.env.world import World
 from esper.growth.blueprints import LAYOUTS, SlotShape, blueprint_names
 from esper.lifecycle import LIVE, Contrast, IllegalTransitionError, Transition
@@ -116,7 +116,7 @@ class Replay:
             found, key = reward.step(before, self.world, shown, ended), f"{mode}_{signal}"
             assert_close(f"terms_{key}", found.terms[0], self.x[f"terms_{key}"][t], CLOSE)
             assert_close(f"potential_{key}", found.potential[0], self.x[f"potential_{key}"][t], CLOSE)
-            suspected = sorted([KINDS[kind], place] for place, kind in found.findings[0].nonzero().tolist())
+            suspected = sorted([SUSPICION_KINDS[kind], place] for place, kind in found.suspicions[0].nonzero().tolist())
             assert suspected == sorted(one[:2] for one in self.x[f"findings_{key}"][t])
             if bool(ended):
                 assert_close("score", found.score[0], self.x[f"score_{key}"], CLOSE)

@@ -19,7 +19,7 @@ from esper.engine.learner import TrainReport
 from esper.engine.measure import Evaluation
 from esper.env.epoch_records import epoch_columns
 from esper.env.reward import TERMS, Reward, RewardConfig
-from esper.env.reward.suspicion import KINDS as KINDS_OF_FINDINGS
+from esper.env.reward.suspicion import SUSPICION_KINDS as KINDS_OF_SUSPICIONS
 from esper.env.situation import Situation, SlotView
 from esper.env.world import World
 from esper.growth.blueprints import SlotShape
@@ -227,7 +227,9 @@ def pay(model: Reward, step: Step, *, terminal: bool | None = None) -> Paid:
     end = torch.tensor([step.terminal if terminal is None else terminal])
     found = model.step(step.start, step.end, epoch_columns([step.record], step.end.slots), end)
     seeds = step.end.slots.seed[0].tolist()
-    events = tuple((KINDS_OF_FINDINGS[kind], slot, seeds[slot]) for slot, kind in found.findings[0].nonzero().tolist())
+    events = tuple(
+        (KINDS_OF_SUSPICIONS[kind], slot, seeds[slot]) for slot, kind in found.suspicions[0].nonzero().tolist()
+    )
     score = float(found.score[0])
     return Paid(
         dict(zip(TERMS, found.terms[0].tolist(), strict=True)),

@@ -176,7 +176,7 @@ def test_the_scale_is_linear(story, mode, family, scale):
 
 
 @given(stories(), FAMILIES)
-def test_findings_name_seeds_that_exist(story, family):
+def test_suspicions_name_seeds_that_exist(story, family):
     """Covers: R115, R148."""
     born = {
         (transition.seed, transition.slot)

@@ -14,7 +14,7 @@ from esper.env.rent import rent, score
 from esper.env.reward import LossScale, Reward, RewardConfig, check_discount
 from esper.env.reward.config import TERMS
 from esper.env.reward.reward import bounded, claim_ratio
-from esper.env.reward.suspicion import Finding
+from esper.env.reward.suspicion import Suspicion
 from esper.env.world import World
 from esper.lifecycle import Stage
 
@@ -369,7 +369,7 @@ def test_suspicions_begin_once():
 
     def look(contribution: float, improvement: float, error: float = 0.0) -> list[bool]:
         epoch = shown(state, 50.0 + improvement, points(contribution, error))
-        return model.step(state, state, epoch, NO).findings[0, 0].tolist()
+        return model.step(state, state, epoch, NO).suspicions[0, 0].tolist()
 
     assert look(4.0, -0.9) == [False, False]
     assert look(4.0, -1.1) == [True, False]  # ransomware
@@ -382,5 +382,5 @@ def test_suspicions_begin_once():
 
 def test_a_suspicion_names_the_seed():
     """Covers: R115."""
-    found = Finding("ransomware", 3, 0, "stage0", 7, "useful", 4.0, -1.1)
+    found = Suspicion("ransomware", 3, 0, "stage0", 7, "useful", 4.0, -1.1)
     assert "without seed 7 (useful) the network loses 4.0 points, but it changed by -1.1" in str(found)

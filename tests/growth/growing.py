@@ -10,7 +10,7 @@ from esper.growth.model import GrowingModel
 from esper.growth.slot import Slot
 from esper.lifecycle import Stage
 from esper.tasks.hosts import Conv1dHost, Conv2dHost, GPTHost, MLPHost
-from small_worlds import advance, force
+from small_worlds import advance, force, stages_of
 
 STAGES = ("TRAINING", "BLENDING", "HOLDING", "FOSSILIZED", "retiring")
 Planting = tuple[int, str, str, str]
@@ -32,7 +32,7 @@ def built_in(name: str) -> tuple[nn.Module, torch.Tensor]:
 def grow(
     host: nn.Module, example: object, plantings: list[Planting], slots: list[str] | None = None, **options: object
 ) -> GrowingModel:
-    model = attach(host, slots or host.default_slots, example, **options)
+    model = attach(host, slots or stages_of(host), example, **options)
     model.train()
     for _ in range(2):  # running statistics that are not those of birth
         model(*example) if isinstance(example, tuple) else model(example)

@@ -30,6 +30,7 @@ from esper.growth.graft import SEEDS, fill
 from esper.growth.plain import grafted
 from esper.growth.standalone import NotPortableError, model_source
 from saved_models import sealed
+from small_worlds import stages_of
 
 HOSTS = ("mlp", "conv1d", "conv2d", "gpt")
 SLOPE = 0.1
@@ -63,7 +64,7 @@ def _users_blueprint() -> Iterator[None]:
 def names(host: str) -> list[str]:
     layout = {"mlp": "dense", "gpt": "sequence"}.get(host, host)
     model, x = built_in(host)
-    return [b.name for b in fitting(attach(model, model.default_slots, x).slots[0].shape) if layout in b.layouts]
+    return [b.name for b in fitting(attach(model, stages_of(model), x).slots[0].shape) if layout in b.layouts]
 
 
 def run_source(source: str) -> dict[str, object]:

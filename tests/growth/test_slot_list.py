@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.growth.attach import AttachError, attach
-from esper.growth.auto_slots import MOST
+from esper.growth.auto_slots import MOST_SLOTS
 from esper.growth.costs import flops_per_example
 from esper.growth.plain import plain_model
 from esper.growth.seed import Seed
@@ -274,7 +274,7 @@ def test_a_model_that_has_grown_is_looked_at_as_its_host() -> None:
 def test_many_blocks_are_thinned_out_evenly() -> None:
     slots = [slot.path for slot in attach(GPT(16), "auto", SYMBOLS).slots]
     assert slots == [f"h.{i}" for i in (0, 1, 3, 4, 5, 7, 8, 9, 11, 12, 13, 15)]
-    assert len(slots) == MOST
+    assert len(slots) == MOST_SLOTS
 
 
 @pytest.mark.parametrize("make", [lambda: nn.Linear(4, 3), lambda: nn.Sequential(nn.Linear(4, 3), nn.Softmax(1))])

@@ -63,11 +63,11 @@ def test_q_learning_does_what_paid() -> None:
 def test_the_conservative_term_lowers_what_nobody_did() -> None:
     from esper.offline.fitting import new_network
     from esper.offline.iql import Values, value_losses
-    from esper.offline.rows import prepare, units_of
+    from esper.offline.rows import prepare_rows, units_of
 
     episodes = record_toy("waits", 30, 0.0, 0)
     units = units_of(episodes, new_network(toy_network(32), 0), 0.0)
-    rows = prepare(episodes, units, 0.0, action="action")
+    rows = prepare_rows(episodes, units, 0.0, action="action")
 
     def waiting_over_the_best_rest(conservative: float) -> float:
         values = Values(toy_network(32), 0)

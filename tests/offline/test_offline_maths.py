@@ -19,7 +19,7 @@ from toy_recordings import TOY, record_toy, toy_mixture, toy_network
 from esper.actions import HEAD_NAMES
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.env.spaces import ActionMasks
-from esper.offline.agreement import HeadAgreement, agreement
+from esper.offline.agreement import HeadAgreement, agreement_with_teacher
 from esper.offline.cloning import CloneConfig, balanced, class_weights, counted
 from esper.offline.critic import ActionValues, FactoredCritic, Twin
 from esper.offline.diversity import diversity, effective_number
@@ -35,7 +35,7 @@ from esper.offline.fitting import (
 )
 from esper.offline.iql import IQLConfig, advantage_weights, bellman_target, expectile_loss
 from esper.offline.recording import RecordingError
-from esper.offline.rows import Rows, Units, discounted_returns, prepare, split, units_of
+from esper.offline.rows import EpisodeRows, Units, discounted_returns, prepare_rows, split, units_of
 from esper.policy.distribution import GROWTH_ACTIONS, FactoredLogits
 from esper.rollout.episodes import Episodes
 
@@ -100,7 +100,7 @@ def test_bellman_targets_by_hand() -> None:
     step ends: 3 points → −3.5. Second row: cut short after one step, so nobody knows what would have followed."""
     episodes = record_toy("waits", 2, 0.0, 0)
     rows = replace(
-        prepare(episodes, units(10, 2), 0.5, action="action"),
+        prepare_rows(episodes, units(10, 2), 0.5, action="action"),
         reward=torch.tensor([[1.0, 3.0, 9.0], [4.0, 9.0, 9.0]]),
         terminated=torch.tensor([[False, True, False], [False, False, False]]),
         valid=torch.tensor([[True, True, False], [True, False, False]]),
@@ -171,10 +171,10 @@ def test_action_values_and_their_soft_maximum_against_enumeration(seed: int) -> 
     assert float(values.soft_maximum()) == pytest.approx(expected, abs=1e-4)
 
 
-def toy_rows(noise: float = 0.3) -> Rows:
+def toy_rows(noise: float = 0.3) -> EpisodeRows:
     episodes = toy_mixture(4, noise, 0)
     network = new_network(toy_network(32), 0)
-    return prepare(episodes, units_of(episodes, network, 0.9), 0.9, action="action")
+    return prepare_rows(episodes, units_of(episodes, network, 0.9), 0.9, action="action")
 
 
 def test_the_smaller_of_two_slow_critics_counts() -> None:
@@ -271,13 +271,13 @@ def test_agreement_by_hand() -> None:
     network, rows = new_network(toy_network(32), 0), toy_rows()
     with torch.inference_mode():
         own = network(rows.observation, rows.masks, network.initial_state(len(rows))).policy.mode()
-    found = agreement(network, replace(rows, action=own))
+    found = agreement_with_teacher(network, replace(rows, action=own))
     assert found.decisions == 1.0
     assert all(head.accuracy in (None, 1.0) for head in found.heads.values())
     assert tuple(found.heads) == HEAD_NAMES
     other = own.clone()
     other[..., 3] = (own[..., 3] + 1) % 4
-    assert agreement(network, replace(rows, action=other)).heads["op"].accuracy == 0.0
+    assert agreement_with_teacher(network, replace(rows, action=other)).heads["op"].accuracy == 0.0
 
 
 # -- splits and diversity -----------------------------------------------------------------------------------------
@@ -345,10 +345,10 @@ def test_learning_that_breaks_gives_no_weights() -> None:
         fit("policy", module, rows, lambda part: module.weight.sum(), lambda: torch.tensor(math.nan), pace, silent)
 
 
-def fitted() -> tuple[nn.Linear, Rows]:
+def fitted() -> tuple[nn.Linear, EpisodeRows]:
     episodes = record_toy("waits", 4, 0.0, 0)
     units = units_of(episodes, new_network(toy_network(16), 0), 0.9)
-    return nn.Linear(2, 1), prepare(episodes, units, 0.9, action="label")
+    return nn.Linear(2, 1), prepare_rows(episodes, units, 0.9, action="label")
 
 
 def test_the_toy_schema_is_the_toy_environment() -> None:

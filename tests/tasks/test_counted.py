@@ -10,7 +10,7 @@ from esper.growth.blueprints import LAYOUTS, SlotShape, fitting
 from esper.growth.seed import Seed
 from esper.tasks import counted
 from esper.tasks.counted import Purpose, bits, choices, draw_keys, integers, mix, noise, normals, random_bits, uniforms
-from esper.tasks.counted_init import CountedInit, DrawNumbers, spread
+from esper.tasks.counted_init import CountedInit, DrawNumbers, scaled_uniform
 
 KEYS = draw_keys(torch.arange(400), stream=0, streams=4)
 
@@ -114,7 +114,7 @@ def test_counted_weights_are_torchs_own_for_torchs_numbers(layout):
 def test_spread_rounds_both_ends_and_the_result_once():
     drawn = torch.tensor([0.0, 0.5, 1 - 2.0**-24])
     low, high = -1 / math.sqrt(7), 1 / math.sqrt(7)
-    assert spread(drawn, low, high).tolist() == [
+    assert scaled_uniform(drawn, low, high).tolist() == [
         float(torch.tensor(low)),
         0.0,
         pytest.approx(float(torch.tensor(high)), abs=1e-7),
@@ -125,11 +125,11 @@ def test_the_numbers_of_one_draw_are_those_of_the_batch():
     key = int(KEYS[3])
     with DrawNumbers(key).host():
         host = nn.Linear(4, 3)
-    expected = spread(uniforms(KEYS[3:4], Purpose.HOST, 15)[0], -0.5, 0.5)
+    expected = scaled_uniform(uniforms(KEYS[3:4], Purpose.HOST, 15)[0], -0.5, 0.5)
     assert torch.equal(torch.cat([host.weight.flatten(), host.bias]), expected)
     with DrawNumbers(key).seed(2):
         seed = nn.Linear(4, 3)
-    expected = spread(uniforms(KEYS[3:4], Purpose.SEED, 12, first=2 << 32)[0], -0.5, 0.5)
+    expected = scaled_uniform(uniforms(KEYS[3:4], Purpose.SEED, 12, first=2 << 32)[0], -0.5, 0.5)
     assert torch.equal(seed.weight.flatten(), expected)
     several = integers(KEYS[3:4], Purpose.MINIBATCH, 20, 77)[0]
     assert torch.equal(DrawNumbers(key).examples(8, 12, 77), several[8:])

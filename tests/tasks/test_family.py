@@ -261,7 +261,7 @@ def linear_accuracy(make) -> float:
         (partial(needs.motif, length=60, scale=5, noise=0.75), 60),
         (partial(needs.distant_relation, length=48, distractors=5, noise=0.3), 45),
         (partial(needs.motif_order, length=50, distance=10, noise=0.3), 40),
-        (partial(needs.image_motif, size=12, scale=1, noise=0.4), 40),
+        (partial(needs.folded_motif, size=12, scale=1, noise=0.4), 40),
     ],
 )
 def test_what_single_positions_say_does_not_tell_the_class(make, most):
@@ -277,13 +277,13 @@ def test_motifs_have_the_same_values_in_another_order():
 
 
 def test_image_motifs_have_the_same_values_two_by_two():
-    x = needs.image_motif(np.arange(4), np.random.default_rng(0), size=12, scale=1, noise=0.0)
+    x = needs.folded_motif(np.arange(4), np.random.default_rng(0), size=12, scale=1, noise=0.0)
     assert not x[:, 1].any()
     for image, motif in zip(x[:, 0], needs.MOTIFS, strict=True):
         rows, columns = image.nonzero()
         square = image[rows.min() : rows.max() + 1, columns.min() : columns.max() + 1]
         assert np.allclose(square, motif.reshape(2, 2))
-    coarse = needs.image_motif(np.arange(4), np.random.default_rng(0), size=12, scale=3, noise=0.0)
+    coarse = needs.folded_motif(np.arange(4), np.random.default_rng(0), size=12, scale=3, noise=0.0)
     assert ((coarse[:, 0] != 0).sum((1, 2)) == 36).all()
 
 

@@ -16,11 +16,11 @@ from esper.growth.blueprints import fitting
 from esper.growth.model import GrowingModel
 from esper.growth.seed import Seed
 from esper.policy.controller import RandomLegal
-from esper.tasks.counted_init import CountedInit, DrawNumbers, spread
+from esper.tasks.counted_init import CountedInit, DrawNumbers, scaled_uniform
 from esper.tasks.family import Draw, get_family
-from esper.tasks.grammar_data import FIRST_TRAINED, make_data, orthogonal_rows
-from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, PARTS, SIZES
-from esper.tasks.grammar_kinds import EXPRESSIONS, STRUCTURES, UNSEEN, Code, Expression, Rule, Structure
+from esper.tasks.grammar_data import FIRST_TRAINED, make_data, orthogonal_directions
+from esper.tasks.grammar_forms import CLASSES, DATA_NAMES, FORMS, LAYOUTS, SIZES
+from esper.tasks.grammar_kinds import EXPRESSIONS, STRUCTURES, UNSEEN, ClassRule, Code, Expression, Structure
 from esper.tasks.grammar_relations import classes_of, ranks
 from esper.tasks.grammar_settings import EXAMPLES, FEATURES, HORIZON, WIDTHS, Settings
 from esper.tasks.problems import Problems
@@ -101,7 +101,7 @@ def test_hosts_have_the_counted_weights_and_the_parameters_that_the_columns_say(
         drawn = problems.host_uniforms(torch.tensor([0]), size)[0]
         first = weights[0]
         bound = first[0].numel() ** -0.5
-        assert torch.equal(first.flatten(), spread(drawn[: first.numel()], -bound, bound))
+        assert torch.equal(first.flatten(), scaled_uniform(drawn[: first.numel()], -bound, bound))
         assert torch.equal(host.head.bias, draw.task.make_host().head.bias)  # whatever torch's generator has done
 
 
@@ -166,9 +166,9 @@ def test_training_draws_never_have_a_held_out_kind(settings):
         assert set(drawn.first.tolist()) == set(drawn.second.tolist()) == set(map(int, EXPRESSIONS))
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", DATA_NAMES)
 def test_unseen_draws_have_nothing_else(part):
-    layout = LAYOUTS[PARTS.index(part)]
+    layout = LAYOUTS[DATA_NAMES.index(part)]
     drawn = get_family(f"grammar-unseen/{part}").settings(range(100), held_out=False)
     kinds = drawn.first if layout == "dense" else drawn.structure
     assert set(kinds.tolist()) == {int(kind) for kind in UNSEEN[layout]}
@@ -258,13 +258,13 @@ def only(settings: Settings, **columns: float) -> Settings:
 
 
 def of_layout(layout: str, count: int = 4) -> Settings:
-    return get_family(f"grammar/{PARTS[LAYOUTS.index(layout)]}").settings(range(count), False)
+    return get_family(f"grammar/{DATA_NAMES[LAYOUTS.index(layout)]}").settings(range(count), False)
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_classes_are_balanced_and_inputs_are_finite(layout):
     for unseen in (False, True):
-        name = f"grammar{'-unseen' if unseen else ''}/{PARTS[LAYOUTS.index(layout)]}"
+        name = f"grammar{'-unseen' if unseen else ''}/{DATA_NAMES[LAYOUTS.index(layout)]}"
         drawn = get_family(name).settings(range(24), False)
         x, y = make_data(drawn, drawn, layout)
         count = FIRST_TRAINED + (EXAMPLES[1] if layout == "dense" else int(drawn.examples.max()))
@@ -339,10 +339,12 @@ def test_classes_are_what_the_rule_says():
     settings = of_layout("dense", 3)
     points = 2 * torch.rand(3, 400, 4, generator=torch.Generator().manual_seed(0)) - 1
 
-    def classes(rule: Rule, first: Expression) -> torch.Tensor:
+    def classes(rule: ClassRule, first: Expression) -> torch.Tensor:
         return classes_of(only(settings, rule=rule, first=first, dimensions=2), points)
 
-    bands, cycles, bits = (classes(rule, Expression.LINEAR) for rule in (Rule.BANDS, Rule.CYCLES, Rule.BITS))
+    bands, cycles, bits = (
+        classes(rule, Expression.LINEAR) for rule in (ClassRule.BANDS, ClassRule.CYCLES, ClassRule.BITS)
+    )
     for made in (bands, cycles, bits):
         assert [row.bincount().tolist() for row in made] == [[100] * 4] * 3
     for row in range(3):  # a linear expression is a direction: the bands lie behind each other, the cycles twice
@@ -350,14 +352,14 @@ def test_classes_are_what_the_rule_says():
         height = ranks((points[row] @ order).T)[0]
         assert float(torch.corrcoef(torch.stack([height.double(), bands[row].double()]))[0, 1]) > 0.9
     assert torch.equal(bits // 2, bands // 2)  # the higher bit is the half of the first expression
-    product = classes(Rule.BANDS, Expression.PRODUCT)
+    product = classes(ClassRule.BANDS, Expression.PRODUCT)
     assert all(linear_accuracy(points[row], product[row]) < 0.5 for row in range(3))
 
 
 def test_directions_are_at_right_angles_as_far_as_there_is_room():
     drawn = of_layout("sequence", 8)
     there = (torch.arange(10) < drawn.features[:, None]).float()
-    rows = orthogonal_rows(drawn.keys, 7, there)
+    rows = orthogonal_directions(drawn.keys, 7, there)
     for made, features in zip(rows, drawn.features.tolist(), strict=True):
         few = made[: min(features, 7)]
         torch.testing.assert_close(few @ few.T, torch.eye(len(few)), atol=1e-4, rtol=0.0)

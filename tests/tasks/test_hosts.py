@@ -11,6 +11,7 @@ from torch import nn
 
 from esper.tasks import hosts
 from esper.tasks.hosts import Conv1dHost, Conv2dHost, GPTHost, MLPHost
+from small_worlds import stages_of
 
 CASES = {
     "mlp": (lambda: MLPHost(in_features=12, widths=[7, 5], classes=3), torch.randn(4, 12), (4, 3)),
@@ -41,15 +42,15 @@ def test_forward_has_the_right_shape_and_every_parameter_gets_a_gradient(case):
 
 
 @cases
-def test_default_slots_are_modules_called_once_with_a_batch_first_tensor(case):
+def test_stages_are_modules_called_once_with_a_batch_first_tensor(case):
     build, x, _ = case
     host = build()
     calls = Counter()
-    for path in host.default_slots:
+    for path in stages_of(host):
         host.get_submodule(path).register_forward_hook(lambda m, a, out, path=path: calls.update({(path, len(out))}))
     host(x)
-    assert calls == Counter({(path, len(x)): 1 for path in host.default_slots})
-    assert len(host.default_slots) == len(host.config.get("widths", range(host.config.get("layers", 0))))
+    assert calls == Counter({(path, len(x)): 1 for path in stages_of(host)})
+    assert len(stages_of(host)) == len(host.config.get("widths", range(host.config.get("layers", 0))))
 
 
 @cases

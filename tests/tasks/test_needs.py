@@ -13,7 +13,7 @@ from esper.tasks import needs
 BALANCED = np.arange(2000) % 4
 INPUTS = {
     "series": (partial(needs.motif, length=20, scale=1, noise=0.5), 1),
-    "images": (partial(needs.image_motif, size=8, scale=1, noise=0.5), 1),
+    "images": (partial(needs.folded_motif, size=8, scale=1, noise=0.5), 1),
     "vectors": (partial(needs.board, basis=np.eye(2), cells=4, noise=0.1), -1),
     "sequences": (partial(needs.token_relation, basis=np.eye(4), time=12, noise=0.1), -1),
 }

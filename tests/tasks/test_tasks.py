@@ -14,7 +14,8 @@ from esper.tasks.cifar10 import CLASSES, MEAN, STD
 from esper.tasks.feed import TensorFeed
 from esper.tasks.mnist1d import LENGTH, TEMPLATES, _interpolate, _smooth
 from esper.tasks.stories import write_stories
-from esper.tasks.text import MOST_SYMBOLS, UNKNOWN, encode, window_splits
+from esper.tasks.text import MOST_SYMBOLS, UNKNOWN, encode_text, window_splits
+from small_worlds import stages_of
 
 SHARED = Path(__file__).resolve().parents[3] / "shared" / "data"
 GENERATED = ("mnist1d", "digits", "stories")  # tasks that need no file
@@ -53,7 +54,7 @@ def test_the_host_fits_the_data_and_learns(name):
     loaded = load_task(name)
     torch.manual_seed(0)
     host = loaded.make_host()
-    assert list(loaded.slots) == host.default_slots
+    assert list(loaded.slots) == stages_of(host)
     optimizer = torch.optim.AdamW(host.parameters(), lr=loaded.learning_rate, weight_decay=loaded.weight_decay)
     feed = TensorFeed(loaded.splits.train, loaded.splits.val, batch_size=loaded.batch_size)
     losses = []
@@ -182,13 +183,13 @@ class TestText:
         assert not rows(loaded.splits.train.x) & rows(loaded.splits.val.x)
 
     def test_encoding_can_be_read_back(self):
-        indices, symbols = encode(self.TEXT)
+        indices, symbols = encode_text(self.TEXT)
         assert "".join(symbols[i] for i in indices) == self.TEXT
         assert symbols == tuple(sorted(set(self.TEXT)))
 
     def test_rare_characters_become_one_symbol(self):
         common = "".join(chr(0x4E00 + i) for i in range(400))
-        indices, symbols = encode(common * 2 + "ab" * 50 + "\N{GRINNING FACE}")
+        indices, symbols = encode_text(common * 2 + "ab" * 50 + "\N{GRINNING FACE}")
         assert len(symbols) == MOST_SYMBOLS
         assert {"a", "b", UNKNOWN} <= set(symbols)
         assert int(indices.max()) < MOST_SYMBOLS

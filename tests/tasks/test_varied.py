@@ -28,8 +28,8 @@ from esper.tasks.varied_data import (
     VAL,
     bands,
     clusters,
-    curves,
     in_pieces,
+    mnist1d_curves,
     regions,
     signs,
     waves,
@@ -62,7 +62,10 @@ def test_data_to_judge_by_are_others_than_those_to_train_on(drawn):
     firsts = {held_out: {_first(draw.task.splits.train.x) for draw in drawn[held_out]} for held_out in (False, True)}
     assert not firsts[False] & firsts[True]
     rng = np.random.default_rng
-    sets = {held_out: {_first(curves(rng(seed), held_out).train.x) for seed in range(40)} for held_out in (False, True)}
+    sets = {
+        held_out: {_first(mnist1d_curves(rng(seed), held_out).train.x) for seed in range(40)}
+        for held_out in (False, True)
+    }
     assert [len(found) for found in sets.values()] == [CURVE_SETS, CURVE_SETS]
     assert not sets[False] & sets[True]
     assert sets[False] == {

@@ -18,7 +18,7 @@ from esper.agent.config import PPOConfig
 from esper.agent.metrics import measure_state
 from esper.cli.train import Train
 from esper.telemetry import Anomaly, AnomalyDetector, Event, HealthMonitor, Level, RunRecorder
-from esper.telemetry.alarms import ENTROPY_COLLAPSED, RATIO_HIGH, RATIO_LOW, RULES, Rule, RunPhase
+from esper.telemetry.alarms import ALARM_RULES, ENTROPY_COLLAPSED, RATIO_HIGH, RATIO_LOW, AlarmRule, RunPhase
 from esper.telemetry.health import RECOVERY, REMINDER, GradientDrift, Improvement
 
 UPDATES = 60
@@ -78,19 +78,19 @@ def test_a_lasting_fault_is_reported_once_with_what_was_seen_and_the_limit(name:
     assert [(a.name, a.update, a.seen, a.limit) for a in found if a.name == name] == [(name, at, seen, limit)]
     (anomaly,) = [a for a in found if a.name == name]
     assert anomaly.message.startswith(f"{name}: {anomaly.metric} is ")
-    assert RULES[name].meaning in anomaly.message
-    assert RULES[name].remedy in anomaly.message
+    assert ALARM_RULES[name].meaning in anomaly.message
+    assert ALARM_RULES[name].remedy in anomaly.message
     also = {"value_collapse": {"value_stuck"}, "gradient_exploding": {"gradient_drift"}}.get(name, set())
     assert {a.name for a in found} <= {name} | also, "one fault, one alarm"
 
 
 def test_every_rule_has_a_fault_that_shows_it() -> None:
-    assert set(FAULTS) | {"gradient_drift", "return_collapse"} == set(RULES)
+    assert set(FAULTS) | {"gradient_drift", "return_collapse"} == set(ALARM_RULES)
 
 
-@pytest.mark.parametrize("name", [name for name in FAULTS if RULES[name].updates > 1])
+@pytest.mark.parametrize("name", [name for name in FAULTS if ALARM_RULES[name].updates > 1])
 def test_what_passes_before_its_time_is_not_reported(name: str) -> None:
-    assert series(FAULTS[name][0], until=30 + RULES[name].updates - 1) == []
+    assert series(FAULTS[name][0], until=30 + ALARM_RULES[name].updates - 1) == []
 
 
 def test_too_small_a_ratio_is_an_explosion_too() -> None:
@@ -225,12 +225,12 @@ def test_advice_names_settings_that_exist() -> None:
     """What is named as code or as an option can be set, in [ppo] or on the command line, or is a metric."""
     settings = {field.name for field in fields(PPOConfig)}
     options = {f"--{field.name.replace('_', '-')}" for field in fields(Train)}
-    for name, rule in RULES.items():
+    for name, rule in ALARM_RULES.items():
         assert set(re.findall(r"--[a-z-]+", rule.remedy)) <= options, name
         named = {word for word in re.findall(r"[a-z]+_[a-z_]+", rule.remedy) if f"`{word}`" not in rule.remedy}
         assert named <= settings, name
     for name in ("entropy_collapse", "head_starved"):
-        assert "--floor" in RULES[name].remedy
+        assert "--floor" in ALARM_RULES[name].remedy
 
 
 def decided(head: str, phase: float, objectives: list[float], metric: str = "episode/score") -> list[str]:
@@ -297,13 +297,13 @@ def test_a_state_of_nan_is_reported() -> None:
 
 
 def test_gradient_limits_follow_the_clip_norm_and_can_be_set() -> None:
-    def found(norm: float, clip_norm: float, rules: dict[str, Rule] = RULES) -> list[str]:
+    def found(norm: float, clip_norm: float, rules: dict[str, AlarmRule] = ALARM_RULES) -> list[str]:
         watching = AnomalyDetector(clip_norm, rules)
         return [a.name for _ in range(2) for a in watching.check_all({"gradient_norm": norm}, 0.5)]
 
     assert found(80.0, clip_norm=0.5) == ["gradient_exploding"]
     assert found(80.0, clip_norm=1.0) == []
-    own = RULES | {"gradient_exploding": replace(RULES["gradient_exploding"], above=70.0)}
+    own = ALARM_RULES | {"gradient_exploding": replace(ALARM_RULES["gradient_exploding"], above=70.0)}
     assert found(80.0, clip_norm=1.0, rules=own) == ["gradient_exploding"]
     assert found(1e-6, clip_norm=10.0) == ["gradient_vanishing"]
     assert found(1e-6, clip_norm=0.5) == []
@@ -430,7 +430,7 @@ def test_escalation_counts() -> None:
         recorder.level = base
         monitor = HealthMonitor(recorder, detector(), updates)
         for anomaly in anomalies:
-            monitor.detector.rules = RULES if anomaly else {}
+            monitor.detector.rules = ALARM_RULES if anomaly else {}
             monitor.detector._tracks.clear()  # so that each is a new one
             monitor.after_update(1, {"kl_max": 9.0}, 0.5)
             found.append(recorder.level)

@@ -22,7 +22,7 @@ from esper.cli import main
 from esper.engine.governor import FAULTS
 from esper.env.growth_env import GrowthEnv
 from esper.env.reward.config import TERMS
-from esper.env.reward.suspicion import KINDS
+from esper.env.reward.suspicion import SUSPICION_KINDS
 from esper.lifecycle import TRANSITIONS, Stage
 from esper.rollout.episodes import Episodes, join
 from esper.rollout.play import play
@@ -32,7 +32,7 @@ from esper.telemetry.records import EpisodeColumns
 from esper.telemetry.schema import VIEWS
 from esper.telemetry.sinks import ScalarSink
 from esper.training import bulk, journal
-from esper.training.bulk import BULK, SAMPLED, sample
+from esper.training.bulk import BULK, EPISODES_IN_FULL, sample
 from esper.training.journal import Journal, RolloutSummary
 from esper.training.loop import Trainer
 from esper.training.progress import progress_of
@@ -217,7 +217,7 @@ def test_a_sample_depends_on_draws_alone(draws: list[int], count: int) -> None:
 def test_samples_are_spread() -> None:
     """Over the rows of a rollout, also when siblings share their draws."""
     rows = torch.cat([sample(torch.arange(first, first + 1024) // 4) for first in range(0, 1024 * 100, 1024)])
-    assert len(rows) == 100 * SAMPLED
+    assert len(rows) == 100 * EPISODES_IN_FULL
     quarters = torch.bincount(rows // 256, minlength=4)
     assert quarters.min() > 150
     assert len(rows.unique()) > 450
@@ -242,7 +242,9 @@ def test_any_columns_can_be_recorded(networks: int, steps: int, slots: int, seed
     assert all(t.target in TRANSITIONS[t.source] for row in rows for info in row for t in info.record.transitions)
     faults = sum(info.record.verdict is not None for row in rows for info in row)
     assert sum(found[f"faults/{fault}"] for fault in FAULTS) == faults
-    assert sum(found[f"suspicions/{kind}"] for kind in KINDS) == sum(len(i.reward.events) for row in rows for i in row)
+    assert sum(found[f"suspicions/{kind}"] for kind in SUSPICION_KINDS) == sum(
+        len(i.reward.events) for row in rows for i in row
+    )
 
 
 def test_no_tensor_is_made_on_another_device(played: Episodes, small_bulk: int) -> None:

@@ -21,7 +21,7 @@ from esper.telemetry.records import Event
 from esper.telemetry.sinks import PackageMissingError
 from esper.training import cluster, cluster_actor, cluster_members
 from esper.training.cluster import RayCluster
-from esper.training.cluster_actor import Facts
+from esper.training.cluster_actor import NodeFacts
 from esper.training.cluster_members import ClusterError
 from esper.training.evaluation import jobs_for, run_jobs
 from esper.training.loop import Trainer
@@ -189,8 +189,8 @@ def test_a_node_with_another_version_is_refused_by_name(
     session: Any, monkeypatch: pytest.MonkeyPatch, field: str, value: str
 ) -> None:
     """The driver's facts are changed, which is the same as changing the node's."""
-    real = cluster_actor.facts()
-    monkeypatch.setattr(cluster_actor, "facts", lambda: replace(real, **{field: value}))
+    real = cluster_actor.node_facts()
+    monkeypatch.setattr(cluster_actor, "node_facts", lambda: replace(real, **{field: value}))
     made = RayCluster("auto", most=1)
     try:
         with pytest.raises(ClusterError, match=rf"no node of the cluster can be used: .*here it is .*{value}"):
@@ -200,8 +200,8 @@ def test_a_node_with_another_version_is_refused_by_name(
 
 
 def test_other_instructions_are_a_warning(session: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    real: Facts = cluster_actor.facts()
-    monkeypatch.setattr(cluster_actor, "facts", lambda: replace(real, instructions="ABACUS"))
+    real: NodeFacts = cluster_actor.node_facts()
+    monkeypatch.setattr(cluster_actor, "node_facts", lambda: replace(real, instructions="ABACUS"))
     made = RayCluster("auto", most=1)
     try:
         assert made.pool(cluster_jobs.double, 1).map([1]) == [2]

@@ -11,7 +11,7 @@ import cluster_jobs
 import pytest
 
 from esper.training import cluster_pool
-from esper.training.cluster_actor import Actor, pack, unpack
+from esper.training.cluster_actor import ClusterActor, pack_job, unpack_job
 from esper.training.cluster_members import ClusterError, Ended, Member, Members
 from esper.training.cluster_pool import RayPool
 
@@ -23,7 +23,7 @@ class Imitation:
 
     def __init__(self, fate: Fate = lambda actor, job: "done") -> None:
         self.fate = fate
-        self.actors = [Member(Actor(), f"node-{name}", name) for name in ("a", "b")]
+        self.actors = [Member(ClusterActor(), f"node-{name}", name) for name in ("a", "b")]
         self.given: list[tuple[str, Any]] = []
         self.refused: list[str] = []
         self.stored: list[bytes] = []
@@ -40,18 +40,18 @@ class Imitation:
 
     def assign(self, member: Member, ticket: object, *parts: Any) -> None:
         member.pending, member.ticket, member.since = parts, ticket, self.turn
-        self.given.append((member.where, unpack(parts[2], parts[3:])))
+        self.given.append((member.where, unpack_job(parts[2], parts[3:])))
 
     def collect(self, seconds: float) -> Iterator[Ended]:
         for member in [actor for actor in self.actors if actor.pending is not None]:
             parts, ticket = member.pending, member.ticket
-            fate = self.fate(member.where, unpack(parts[2], parts[3:]))
+            fate = self.fate(member.where, unpack_job(parts[2], parts[3:]))
             if fate == "later":
                 continue
             member.pending = member.ticket = None
             answer = member.handle.run(*parts) if fate == "done" else None
             if answer is None:  # another starts in its place
-                self.actors[self.actors.index(member)] = Member(Actor(), member.node, f"{member.where}'")
+                self.actors[self.actors.index(member)] = Member(ClusterActor(), member.node, f"{member.where}'")
             yield Ended(member, ticket, answer, "" if answer else "it was lost", fate == "node-lost")
 
     def refuse(self, member: Member, why: str) -> None:
@@ -73,10 +73,10 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
 
 def test_large_bytes_travel_beside_a_job() -> None:
     large, small = bytes(range(256)) * 1000, b"small"
-    packed, beside = pack(("a", large, small, large))
+    packed, beside = pack_job(("a", large, small, large))
     assert len(packed) < 200
     assert beside[0] is large
-    assert unpack(packed, beside) == ("a", large, small, large)
+    assert unpack_job(packed, beside) == ("a", large, small, large)
 
 
 def test_results_come_back_in_order_and_large_bytes_are_stored_once() -> None:
@@ -131,12 +131,12 @@ def test_idle_actors_copy_jobs_that_take_too_long_and_late_answers_are_dropped(c
 
 
 def test_an_actor_keeps_its_function_and_answers_errors() -> None:
-    actor, function = Actor(), pickle.dumps(cluster_jobs.Lengths())
-    answers = [pickle.loads(actor.run("f", function, pack((b"12",))[0])) for _ in range(2)]
+    actor, function = ClusterActor(), pickle.dumps(cluster_jobs.Lengths())
+    answers = [pickle.loads(actor.run("f", function, pack_job((b"12",))[0])) for _ in range(2)]
     assert answers == [([2], 1), ([2], 2)]
-    other = pickle.loads(actor.run("g", pickle.dumps(cluster_jobs.trouble), pack("raise")[0]))
+    other = pickle.loads(actor.run("g", pickle.dumps(cluster_jobs.trouble), pack_job("raise")[0]))
     assert isinstance(other, ValueError)
-    unsendable = pickle.loads(actor.run("h", pickle.dumps(cluster_jobs.open_file), pack("x")[0]))
+    unsendable = pickle.loads(actor.run("h", pickle.dumps(cluster_jobs.open_file), pack_job("x")[0]))
     assert isinstance(unsendable, RuntimeError)
     assert "TextIOWrapper" in str(unsendable)
 

@@ -18,7 +18,7 @@ from esper.engine.governor import Fault
 from esper.engine.learner import Learner
 from esper.env.growth_env import GrowthEnv
 from esper.env.learner_env import StepInfo
-from esper.env.reward.suspicion import KINDS
+from esper.env.reward.suspicion import SUSPICION_KINDS
 from esper.env.situation import Situation
 from esper.env.spaces import ActionMasks, Observation
 from esper.lifecycle import Rules, Stage
@@ -115,7 +115,7 @@ def test_reports_come_back_from_columns(tiny: Episodes) -> None:
 
 def test_suspicions_come_back_from_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     """With slot, seed and blueprint; here every measured seed is suspected."""
-    everyone = lambda contribution, *_: torch.ones(*contribution.shape, len(KINDS), dtype=torch.bool)  # noqa: E731
+    everyone = lambda contribution, *_: torch.ones(*contribution.shape, len(SUSPICION_KINDS), dtype=torch.bool)  # noqa: E731
     monkeypatch.setattr("esper.env.reward.reward.suspicious", everyone)
     episodes = play(GrowthEnv(TinyFamily(horizon=14), 3, rules=QUICK), Silent(), range(3))
     found = [info.reward.events for row in episodes.reports for info in row]

@@ -70,7 +70,7 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, change: tuple[str, str], line:
 
 
 def test_a_run_in_parts_is_the_run_and_a_killed_sweep_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sweep, "AT_ONCE", 2)
+    monkeypatch.setattr(sweep, "UPDATES_PER_JOB", 2)
     whole = Trainer(TINY, RunFolder.create(tmp_path / "whole", TINY))
     whole.run()
     whole.close()

@@ -33,7 +33,7 @@ from esper.cli import main
 from esper.engine.precision import Precision
 from esper.env.growth_env import GrowthEnv
 from esper.env.reward import RewardConfig
-from esper.env.reward.suspicion import KINDS, Kind
+from esper.env.reward.suspicion import SUSPICION_KINDS, SuspicionKind
 from esper.rollout.episodes import map_tensors
 from esper.telemetry.recorder import RunRecorder, StoreRecorder
 from esper.telemetry.records import Event
@@ -179,11 +179,11 @@ def test_everything_is_in_the_store(uninterrupted: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["reward_hacking", "ransomware"])
-def test_suspicions_about_seeds_reach_the_record(kind: Kind, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_suspicions_about_seeds_reach_the_record(kind: SuspicionKind, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the slot, the seed and the episode that they are about (R115); here every measured seed is suspected."""
 
     def suspect(contribution: Tensor, *others: Tensor) -> Tensor:
-        return torch.tensor([one == kind for one in KINDS]).expand(*contribution.shape, len(KINDS))
+        return torch.tensor([one == kind for one in SUSPICION_KINDS]).expand(*contribution.shape, len(SUSPICION_KINDS))
 
     class Events(RunRecorder):
         def event(self, event: Event) -> None:

@@ -1,4 +1,4 @@
-"""A learned policy as an actor: it decides and remembers, and does not learn."""
+"""A learned policy as an actor: it decides and keeps its recurrent state, and does not learn."""
 
 from __future__ import annotations
 

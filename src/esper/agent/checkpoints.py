@@ -55,7 +55,7 @@ class DamagedCheckpointError(CheckpointError):
 
 
 @dataclass(frozen=True, slots=True)
-class Checkpoint:
+class AgentCheckpoint:
     """What a file holds."""
 
     tensors: dict[str, Tensor]
@@ -77,7 +77,7 @@ def save_checkpoint(path: str | Path, tensors: Mapping[str, Tensor], data: Mappi
     write_tensor_file(Path(path), tensors, _HEADER, {"version": CHECKPOINT_VERSION, "data": dict(data)})
 
 
-def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Checkpoint:
+def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> AgentCheckpoint:
     """Header and tensors of one opening, their digest checked."""
     try:
         file = read_tensor_file(_present(path), _HEADER, device)
@@ -88,8 +88,8 @@ def load_checkpoint(path: str | Path, device: torch.device | str = "cpu") -> Che
         raise DamagedCheckpointError(f"{path} is damaged: its header has lost the digest of its contents")
     if schema_1.is_old(data.get("network", {})):
         data = {**data, "network": schema_1.with_rent(data["network"])}
-        return Checkpoint(schema_1.policy_with_rent(file.tensors), data, version)
-    return Checkpoint(file.tensors, data, version)
+        return AgentCheckpoint(schema_1.policy_with_rent(file.tensors), data, version)
+    return AgentCheckpoint(file.tensors, data, version)
 
 
 def inspect_checkpoint(path: str | Path) -> CheckpointInfo:

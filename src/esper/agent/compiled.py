@@ -40,6 +40,6 @@ class CompiledForward:
         return found
 
     def take_failure(self) -> str | None:
-        """Why the compiled form is no longer used; told once."""
+        """Why the compiled form is no longer used; given once."""
         failure, self._failure = self._failure, None
         return failure

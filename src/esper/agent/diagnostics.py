@@ -17,7 +17,7 @@ from esper.telemetry.alarms import RATIO_HIGH, RATIO_LOW
 from esper.telemetry.gradients import one_device
 from esper.telemetry.records import Event
 
-EXAMPLES = 32
+MOST_EXAMPLES = 32
 """At most so many offending steps are kept: a diagnostic must not grow with the batch."""
 
 
@@ -28,7 +28,7 @@ class RatioExplosionDiagnostic:
     worst_head: str
     worst_ratio: float
     count: int
-    """Offending (step, head) pairs in the batch, of which at most EXAMPLES are listed."""
+    """Offending (step, head) pairs in the batch, of which at most MOST_EXAMPLES are listed."""
     rows: tuple[int, ...]
     steps: tuple[int, ...]
     heads: tuple[str, ...]
@@ -53,7 +53,7 @@ class RatioExplosionDiagnostic:
         if where.shape[0] == 0:
             return None
         gap = torch.nan_to_num(log_ratio.abs(), nan=torch.inf, posinf=torch.inf)
-        row, step, head = where[gap[wild].argsort(descending=True)[:EXAMPLES]].unbind(1)
+        row, step, head = where[gap[wild].argsort(descending=True)[:MOST_EXAMPLES]].unbind(1)
         ratios = ratio[row, step, head].tolist()
         heads = tuple(HEAD_NAMES[h] for h in head.tolist())
         return RatioExplosionDiagnostic(

@@ -71,7 +71,7 @@ def against_siblings(advantage: Tensor, valid: Tensor, siblings: int) -> Tensor:
     """Each row's advantage less the mean of its siblings' at the same step: rows come in groups of so many that play
     the same problem. [N, T]
 
-    What the critic does not know about a problem is the same for all who play it, and goes away. A row's own action has
+    What the critic misses of a problem is the same for all rows that play it, and cancels. A row's own action has
     no part in what is subtracted, so the gradient's expectation does not change. Where no sibling is left, nothing is.
     """
     if siblings == 1:
@@ -83,7 +83,7 @@ def against_siblings(advantage: Tensor, valid: Tensor, siblings: int) -> Tensor:
     return torch.where(mask, groups - baseline, torch.zeros_like(groups)).flatten(0, 1)
 
 
-def normalise(advantage: Tensor, valid: Tensor, mean: Tensor, std: Tensor, least_std: float) -> Tensor:
+def normalise_advantages(advantage: Tensor, valid: Tensor, mean: Tensor, std: Tensor, least_std: float) -> Tensor:
     """Once, over the whole rollout and before any head's mask. The floor on the std keeps a rollout in which nothing
     happened from turning rounding noise into unit-variance advantages. [N, T]"""
     return torch.where(valid, (advantage - mean) / std.clamp(min=least_std), torch.zeros_like(advantage))

@@ -20,7 +20,7 @@ from esper.policy.network import RecurrentState
 from esper.telemetry.records import Event
 
 if TYPE_CHECKING:
-    from esper.agent.update import Batch, Part
+    from esper.agent.update import Batch, EvaluatedChunk
 
 HEADS = len(HEAD_NAMES)
 GRADIENT_GROUPS = (*HEAD_NAMES, "value", "trunk")
@@ -103,7 +103,7 @@ class Metric:
     """What a logged number means and how it is computed: exactly one formula. One of `head/…` gives a number a head."""
 
     meaning: str
-    part: Callable[[Part], Tensor] | None = None
+    part: Callable[[EvaluatedChunk], Tensor] | None = None
     """Of some rows of a minibatch, as their share of the whole minibatch's number."""
     parts: Callable[[Tensor, Tensor], Tensor] = torch.add
     """How the numbers of two parts become one."""
@@ -302,7 +302,9 @@ def _peak_memory(device: torch.device) -> int:
 
 
 @torch.no_grad()
-def measure(formula: Literal["part", "rollout", "state"], subject: Part | Batch | RecurrentState) -> dict[str, Tensor]:
+def measure(
+    formula: Literal["part", "rollout", "state"], subject: EvaluatedChunk | Batch | RecurrentState
+) -> dict[str, Tensor]:
     """The numbers of every metric with this formula, on the device."""
     formulas = ((name, getattr(metric, formula)) for name, metric in METRICS.items())
     return {name: evaluate(subject).detach() for name, evaluate in formulas if evaluate is not None}

@@ -97,7 +97,7 @@ class ObservationNormaliser:
         widths = {"overall": overall, "slots": slots}
         self.frozen = {name: RunningMoments(width, momentum, device) for name, width in widths.items()}
         self.fixed = False
-        """Keep the statistics as they are, whatever is seen: for an agent that started from somebody's policy."""
+        """Keep the statistics as they are, whatever is seen: for an agent that started from another's policy."""
 
     def __call__(self, observation: Observation) -> Observation:
         return Observation(

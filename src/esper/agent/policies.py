@@ -23,7 +23,7 @@ from esper.actions import Action
 from esper.agent.actor import PolicyActor
 from esper.agent.checkpoints import (
     POLICY_PARTS,
-    Checkpoint,
+    AgentCheckpoint,
     CheckpointError,
     DamagedCheckpointError,
     check_same_network,
@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 LAYOUT = f"growth observation {SCHEMA_VERSION}"
 """What a policy was trained to read; a checkpoint for another layout is refused."""
-LEAST_SPREAD = 1e-6
+LEAST_RENT_VARIANCE = 1e-6
 """Variance of the rent as it is shown, below which a policy was trained at one rent."""
 SPARE_BLUEPRINTS = 8
 """Room in a new network's blueprint embedding for blueprints that people add."""
@@ -137,7 +137,7 @@ def save_policy(
 ) -> None:
     """Write a policy; `data` is JSON about where it comes from. One that could not be loaded again is refused."""
     tensors = policy_tensors(network, observations, values)
-    checkpoint = Checkpoint(tensors, {"network": config_data(network.config), "caller": dict(data)})
+    checkpoint = AgentCheckpoint(tensors, {"network": config_data(network.config), "caller": dict(data)})
     try:
         check_policy(path, checkpoint, values=True)
     except CheckpointError as error:
@@ -153,7 +153,7 @@ def load_policy(
     return _build(checkpoint.data["network"], checkpoint.tensors, device)
 
 
-def read_policy(path: str | Path, device: torch.device | str = "cpu", *, values: bool = False) -> Checkpoint:
+def read_policy(path: str | Path, device: torch.device | str = "cpu", *, values: bool = False) -> AgentCheckpoint:
     """A checkpoint whose policy has been checked."""
     checkpoint = load_checkpoint(path, device)
     check_policy(path, checkpoint, values=values)
@@ -183,9 +183,9 @@ def start_from(agent: PPOAgent, path: str | Path) -> None:
 
 def leave_out_unseen_rent(network: FactoredRecurrentActorCritic, observations: ObservationNormaliser) -> None:
     """Give the rent no weight in a policy that was only ever shown one: to its normaliser any other is ten standard
-    deviations away, and its weights for it are those that it was born with."""
+    deviations away, and its weights for it are the initial ones."""
     seen = observations.frozen["overall"]
-    if float(seen.variance[RENT]) < LEAST_SPREAD:
+    if float(seen.variance[RENT]) < LEAST_RENT_VARIANCE:
         with torch.no_grad():
             network.features.first.linear.weight[:, RENT] = 0.0
         seen.mean[RENT], seen.variance[RENT] = 0.0, 1.0
@@ -194,7 +194,7 @@ def leave_out_unseen_rent(network: FactoredRecurrentActorCritic, observations: O
 # --- checks -----------------------------------------------------------------------------------------------------------
 
 
-def check_policy(path: str | Path, checkpoint: Checkpoint, *, values: bool = False) -> None:
+def check_policy(path: str | Path, checkpoint: AgentCheckpoint, *, values: bool = False) -> None:
     """Refuse one that cannot be built, or cannot decide; `values`: its critic's units must be there, too."""
     if "network" not in checkpoint.data:
         raise CheckpointError(f"{path} holds no policy: it does not say what network its tensors are for")

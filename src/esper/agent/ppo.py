@@ -31,7 +31,7 @@ from esper.agent.gae import advantages, against_siblings
 from esper.agent.metrics import UpdateMetrics, collect, measure_state
 from esper.agent.normalisers import ObservationNormaliser, ValueNormaliser
 from esper.agent.policies import load_policy_tensors, policy_tensors, read_policy, tensors_under
-from esper.agent.update import Batch, Forward, ppo_update, prepare
+from esper.agent.update import Batch, Forward, ppo_update, prepare_batch
 from esper.env.spaces import ActionMasks, Observation
 from esper.errors import first_line
 from esper.policy.distribution import FactoredPolicy, validate_masks
@@ -64,7 +64,7 @@ class PPOAgent:
         self.config = config
         self.observation_normaliser = observation_normaliser
         self.value_normaliser = ValueNormaliser(config.value_momentum, self.device)
-        self.optimizer = make_optimizer(network, config)
+        self.optimizer = make_agent_optimizer(network, config)
         self.generator = torch.Generator(self.device).manual_seed(seed)
         """Of the permutations that minibatches are made by."""
         self.update_count = 0
@@ -86,7 +86,7 @@ class PPOAgent:
         if self.device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(self.device)
         self.update_count += 1
-        batch, rollout = prepare(batch, self.value_normaliser, self.network.value_output)
+        batch, rollout = prepare_batch(batch, self.value_normaliser, self.network.value_output)
         with exact(self.device):
             if self.teacher is not None and self.config.teacher_kl_at(self.update_count) > 0.0:
                 state = self.teacher.initial_state(len(episodes))
@@ -165,7 +165,7 @@ class PPOAgent:
             validate_masks(episodes.masks, self.network.uses, episodes.valid)
 
     def take_compile_failure(self) -> str | None:
-        """Why the network runs uncompiled although `config.compile` asked for it; told once, for the record."""
+        """Why the network runs uncompiled although `config.compile` is set; given once, for the record."""
         return None if self._compiled is None else self._compiled.take_failure()
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -256,7 +256,7 @@ def _check_finite(advantage: Tensor) -> None:
         )
 
 
-def make_optimizer(network: FactoredRecurrentActorCritic, config: PPOConfig) -> torch.optim.Optimizer:
+def make_agent_optimizer(network: FactoredRecurrentActorCritic, config: PPOConfig) -> torch.optim.Optimizer:
     """AdamW whose decay touches the critic only: decaying actor or trunk would pull the policy towards uniform."""
     critic = network.parameters_by_head()["value"]
     ours = {id(p) for p in critic}

@@ -30,7 +30,7 @@ from esper.agent.config import (
     PPOConfig,
 )
 from esper.agent.diagnostics import NumericalStabilityReport, RatioExplosionDiagnostic
-from esper.agent.gae import normalise
+from esper.agent.gae import normalise_advantages
 from esper.agent.metrics import GRADIENT_GROUPS, GRADIENT_NORMS, UpdateRecord, deciding_numbers, join_parts, measure
 from esper.agent.normalisers import ValueNormaliser, moments
 from esper.env.spaces import Observation
@@ -58,7 +58,7 @@ class Batch:
     log_prob: Tensor
     """[n, T, heads] recorded while acting."""
     value: Tensor
-    """V while acting: in reward units, after `prepare` in return-stds. So are `returns`."""
+    """V while acting: in reward units, after `prepare_batch` in return-stds. So are `returns`."""
     valid: Tensor
     reward: Tensor
     advantage: Tensor
@@ -74,7 +74,7 @@ class Batch:
         """Every step as a row of its own, [N·T, 1, …]: shuffled minibatches for a policy without memory."""
         return map_tensors(self, lambda tensor: tensor.flatten(0, 1)[:, None])
 
-    def parts(self, size: int | None) -> Iterator[Batch]:
+    def chunks(self, size: int | None) -> Iterator[Batch]:
         """The rows in their order, `size` at a time; all of them if None."""
         rows = torch.arange(self.valid.shape[0], device=self.valid.device)
         if size is None or size >= rows.numel():
@@ -97,7 +97,7 @@ class Counts:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class EvaluatedChunk:
     """Some rows of a minibatch after their forward pass: what formulas of `metrics.METRICS` read."""
 
     out: NetworkOutput
@@ -134,7 +134,7 @@ class Part:
         return _sum(x, self.effective) / self.counts.effective
 
 
-def prepare(batch: Batch, values: ValueNormaliser, last: nn.Linear) -> tuple[Batch, dict[str, Tensor]]:
+def prepare_batch(batch: Batch, values: ValueNormaliser, last: nn.Linear) -> tuple[Batch, dict[str, Tensor]]:
     """Normalise advantages over the rollout, and bring values and returns into the critic's units.
 
     Also gives the metrics of the rollout before.
@@ -146,7 +146,7 @@ def prepare(batch: Batch, values: ValueNormaliser, last: nn.Linear) -> tuple[Bat
     values.update(batch.returns, valid, last)
     ready = replace(
         batch,
-        advantage=normalise(batch.advantage, valid, mean, std, LEAST_ADVANTAGE_STD),
+        advantage=normalise_advantages(batch.advantage, valid, mean, std, LEAST_ADVANTAGE_STD),
         value=values.to_normalised(batch.value),
         returns=values.to_normalised(batch.returns),
     )
@@ -182,7 +182,7 @@ def ppo_update(
             counts = _count(minibatch)
             optimizer.zero_grad(set_to_none=True)
             parts, log_ratios = [], []
-            for part in minibatch.parts(config.chunk_rows):
+            for part in minibatch.chunks(config.chunk_rows):
                 state = network.initial_state(part.valid.shape[0])
                 loss, made = _losses(forward, state, part, counts, record.entropy_coefficient, config, teacher_kl)
                 torch.autograd.backward(loss)
@@ -222,7 +222,7 @@ def _losses(
     coefficient: float,
     config: PPOConfig,
     teacher_kl: float = 0.0,
-) -> tuple[Tensor, Part]:
+) -> tuple[Tensor, EvaluatedChunk]:
     """The loss of some rows as their share of the whole minibatch's loss, so that parts simply add up."""
     out = forward(batch.observation, batch.policy.masks, state)
     valid, advantage = batch.valid, batch.advantage[..., None]  # [n, T], [n, T, 1]
@@ -257,7 +257,7 @@ def _losses(
     loss = policy_loss + config.value_coefficient * value_loss - coefficient * bonus + teacher_kl * distance
     with torch.no_grad():
         kl = _sum(out.policy.kl_from(batch.policy), valid) / counts.steps
-    part = Part(
+    part = EvaluatedChunk(
         out=out,
         batch=batch,
         counts=counts,

@@ -129,7 +129,7 @@ def _say(message: str) -> None:
     """One line on the error stream. Names and files may hold anything, also what would command the terminal."""
     line = " ".join(message.split())
     line = "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in line)
-    with suppress(OSError):  # nobody reads any more
+    with suppress(OSError):  # the reader is gone
         print(line if len(line) <= LONGEST_LINE else f"{line[:LONGEST_LINE]} …", file=sys.stderr)
 
 

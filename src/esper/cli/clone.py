@@ -16,7 +16,7 @@ from esper.actions import BLENDS, Op
 from esper.agent.policies import growth_network_config, save_policy
 from esper.cli.compare import Compare, labelled
 from esper.cli.options import ConfigOptions, by_default, claim_file
-from esper.cli.terminal import Progress, wide_console
+from esper.cli.terminal import ProgressDisplay, wide_console
 from esper.growth.blueprints import blueprint_names
 from esper.offline.agreement import HeadAgreement
 from esper.offline.cloning import CloneConfig, clone
@@ -49,7 +49,7 @@ class FromRecording(ConfigOptions):
         planned = self._planned(recording, config.seed)
         claim_file(self.out, "--out", new=True)
         console = wide_console()
-        with Progress(console, "epochs") as progress:
+        with ProgressDisplay(console, "epochs") as progress:
             learned = method(
                 recording.episodes,
                 growth_network_config(),
@@ -57,7 +57,7 @@ class FromRecording(ConfigOptions):
                 lambda what, done, of, loss: progress.note(done, of, f"{what}, held-out loss {loss:.3f}"),
             )
         claim_file(self.out, "--out", new=True)  # another command may have been quicker
-        save(self.out, learned, how, config, recording)
+        save_learned(self.out, learned, how, config, recording)
         show_agreement(console, learned)
         return self._judge(console, recording, planned)
 
@@ -101,7 +101,7 @@ class Clone(FromRecording, CloneConfig):
         return self._learn("esper clone", recording, self.config_as(CloneConfig), clone)
 
 
-def save(path: Path, learned: Learned, how: str, config: Any, recording: Recording) -> None:
+def save_learned(path: Path, learned: Learned, how: str, config: Any, recording: Recording) -> None:
     """An ordinary checkpoint that says where it comes from."""
     data = {
         "learned_by": how,

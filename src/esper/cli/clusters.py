@@ -18,7 +18,7 @@ ActorOption = Literal["cpu", "gpu"]
 
 @contextmanager
 def opened_cluster(address: str | None, actors: ActorOption, most: int | None) -> Iterator[RayCluster | None]:
-    """The cluster that a command was told to use, connected; None without one."""
+    """The cluster that a command uses, connected; None without one."""
     if address is None:
         yield None
         return

@@ -23,7 +23,7 @@ from esper.cli.options import (
     refuse_if_it_holds,
     results_folder,
 )
-from esper.cli.terminal import Progress, clock, styled, wide_console, with_interval
+from esper.cli.terminal import ProgressDisplay, clock, styled, wide_console, with_interval
 from esper.config import EngineOption
 from esper.env.rent import RENT_RATE
 from esper.files import write_whole
@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
     from esper.config import EngineName
     from esper.tasks.family import Family
-    from esper.training.comparison import Comparison, Row
+    from esper.training.comparison import Comparison, ComparisonRow
     from esper.training.statistics import Estimate
 
 
@@ -82,7 +82,7 @@ class Compare:
         """`usual`: where results go, or beside it, unless a folder was chosen."""
         from esper.tasks.draws import comparison_draws
         from esper.tasks.family import family_of
-        from esper.training.comparison import summarise, to_json
+        from esper.training.comparison import comparison_json, summarise
         from esper.training.plots import drawn, plot_comparison
 
         refuse_if_it_holds(self.out, ("comparison.json",), "a comparison")
@@ -101,7 +101,7 @@ class Compare:
         with results_folder(self.out, usual) as out:
             found = self._play(family, controllers, numbers, device, engine, console)
             rows = summarise(found)
-            facts = to_json(found, rows)
+            facts = comparison_json(found, rows)
             written = _write(out, self.json, facts)
         picture = out / "comparison.png"
         if rows and (problem := drawn(plot_comparison, picture, found, rows)):
@@ -126,7 +126,7 @@ class Compare:
         from esper.training.comparison import compare
 
         chosen = chosen_executor(self.cluster, self.actors, self.workers, device.type, console)
-        with chosen as executor, interruptible() as interrupt, Progress(console) as watch:
+        with chosen as executor, interruptible() as interrupt, ProgressDisplay(console) as watch:
             return compare(
                 family if self.data_dir or self.text_file else self.task,
                 controllers,
@@ -172,7 +172,7 @@ def _write(out: Path, also: str | None, facts: dict[str, Any]) -> list[str]:
 # -- the table --------------------------------------------------------------------------------------------------------
 
 
-def _show(console: Console, found: Comparison, rows: list[Row]) -> None:
+def _show(console: Console, found: Comparison, rows: list[ComparisonRow]) -> None:
     if found.interrupted:
         console.print("Interrupted: this is what was completed.")
     if not rows:
@@ -196,11 +196,11 @@ def _show(console: Console, found: Comparison, rows: list[Row]) -> None:
         console.print(line, style="dim", highlight=False, soft_wrap=True)
 
 
-def _columns(found: Comparison) -> dict[str, Callable[[Row], str]]:
+def _columns(found: Comparison) -> dict[str, Callable[[ComparisonRow], str]]:
     """Heading → cell of up to three lines, as markup. A column that has nothing to say in any row is left out."""
     rule = found.best_rule()
 
-    def against_rule(row: Row) -> str:
+    def against_rule(row: ComparisonRow) -> str:
         return with_interval(row.vs_best_rule, "+.1f", _chance(row.better_than_best_rule))
 
     # Where no growth is the best rule, its column is there already.
@@ -225,7 +225,7 @@ def _chance(estimate: Estimate | None) -> str:
     return "" if estimate is None else f"{estimate.value:.2f}"
 
 
-def _name(row: Row, draws: int) -> str:
+def _name(row: ComparisonRow, draws: int) -> str:
     star = " *" if row.on_front else ""
     part = f"\n[dim]{row.episodes} of {draws} draws[/dim]" if row.episodes != draws else ""
     head, colon, rest = escape(row.name).partition(": ")
@@ -235,7 +235,7 @@ def _name(row: Row, draws: int) -> str:
     return (head if row.is_control else f"[bold]{head}[/bold]") + star + part
 
 
-def _legend(found: Comparison, rows: list[Row]) -> list[str]:
+def _legend(found: Comparison, rows: list[ComparisonRow]) -> list[str]:
     rule = found.best_rule()
     lines = [
         f"score: test accuracy − {found.rent:g} points per extra host-size of parameters; IQM: its inter-quartile mean",

@@ -17,7 +17,7 @@ from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.cli.options import by_default, check_gpu_options, file_name, refuse_if_it_holds, results_folder
 from esper.cli.terminal import wide_console
 from esper.cli.user_code import user_errors, user_function
-from esper.cli.watching import check_watchable, watching
+from esper.cli.watching import check_watchable, serving_page
 from esper.engine.precision import Precision
 from esper.env.rent import RENT_RATE
 from esper.tables import Report
@@ -26,7 +26,7 @@ from esper.telemetry.store import STORE_NAME
 if TYPE_CHECKING:
     from torch import nn
 
-    from esper.dashboard.grown import GrowthRecorder
+    from esper.dashboard.growth_recorder import GrowthRecorder
     from esper.tasks.family import Draw
     from esper.training.own.grown import Grown
 
@@ -144,7 +144,7 @@ class Grow:
             show(console, grown, problem, out, remarks)
         return 130 if grown.interrupted else 0
 
-    def _task(self) -> Problem:
+    def _task(self) -> GrowthProblem:
         import torch
 
         from esper.training.own.grow import grow_task, pick_device
@@ -157,12 +157,12 @@ class Grow:
         task = found.task.to(pick_device(self.device))
         settings: dict[str, Any] = {"epochs": found.horizon, "seed": found.seed}
         limits: dict[str, Any] = {"budget": found.budget, "max_seeds": found.max_seeds}
-        host = sum(parameter.numel() for parameter in task.make_host().parameters())
+        host = task.host_parameters
         facts = {"task": task.name, "slots": list(task.slots), "host_parameters": host, "epochs": found.horizon}
         title = f"{task.name}: {task.description}"
-        return Problem(task.name, title, partial(grow_task, task, **settings, **limits), facts)
+        return GrowthProblem(task.name, title, partial(grow_task, task, **settings, **limits), facts)
 
-    def _own_model(self) -> Problem:
+    def _own_model(self) -> GrowthProblem:
         """What the functions of the user's files give."""
         import torch
 
@@ -184,7 +184,9 @@ class Grow:
                 f"--data {self.data} must return (train, validation) or (train, validation, test), each in a form that "
                 f"esper.grow takes, and returned {_kind(data)}"
             )
-        return Problem(self.model, f"{type(model).__name__} of {self.model}", partial(self._grow_own, model, data))
+        return GrowthProblem(
+            self.model, f"{type(model).__name__} of {self.model}", partial(self._grow_own, model, data)
+        )
 
     def _grow_own(
         self, model: nn.Module, data: Sequence[Any], *, on_remark: Callable[[str], None], **settings: Any
@@ -222,15 +224,15 @@ class Grow:
             )
 
     @contextmanager
-    def _recording(self, out: Path, problem: Problem, console: Console) -> Iterator[GrowthRecorder | None]:
+    def _recording(self, out: Path, problem: GrowthProblem, console: Console) -> Iterator[GrowthRecorder | None]:
         """With --watch: a store in the folder, and the page that reads it."""
         if not self.watch:
             yield None
             return
-        from esper.dashboard.grown import GrowthRecorder
+        from esper.dashboard.growth_recorder import GrowthRecorder
 
         facts = {**problem.facts, "controller": self.controller, "rent": self.rent}
-        with GrowthRecorder(out / STORE_NAME, facts) as recorder, watching(True, out, console, stay=True):
+        with GrowthRecorder(out / STORE_NAME, facts) as recorder, serving_page(True, out, console, stay=True):
             yield recorder
 
     def _problem(self) -> Draw:
@@ -267,7 +269,7 @@ class Grow:
 
 
 @dataclass(frozen=True)
-class Problem:
+class GrowthProblem:
     """What is to be learnt, and how that begins."""
 
     name: str
@@ -287,7 +289,7 @@ def _kind(value: object) -> str:
 # -- what a person sees of a network while it grows, and when it has grown ---------------------------------------------
 
 
-def facts_of(grown: Grown, problem: Problem, out: Path) -> dict[str, Any]:
+def facts_of(grown: Grown, problem: GrowthProblem, out: Path) -> dict[str, Any]:
     from esper.training.own.summary import worth
 
     return {
@@ -317,7 +319,7 @@ def facts_of(grown: Grown, problem: Problem, out: Path) -> dict[str, Any]:
     }
 
 
-def show(console: Console, grown: Grown, problem: Problem, out: Path, remarks: Sequence[str]) -> None:
+def show(console: Console, grown: Grown, problem: GrowthProblem, out: Path, remarks: Sequence[str]) -> None:
     from esper.training.own.summary import result_table, seed_tables
 
     Report((*seed_tables(grown.history), result_table(grown, problem.title))).show(console)

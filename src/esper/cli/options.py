@@ -182,7 +182,7 @@ def pick_engine(
 def check_gpu_options(
     precision: str, compiled: bool, device: torch.device, *, cuda_graphs: bool = False, resumed: bool = False
 ) -> None:
-    """Any other device would calculate in single precision all the same, and nobody would know."""
+    """Any other device would calculate in single precision all the same, without a word."""
     if device.type == "cuda":
         return
     remedy = "name a GPU, because a resumed run keeps its configuration" if resumed else "leave it out, or name a GPU"
@@ -244,7 +244,7 @@ def file_name(task: str) -> str:
 
 @contextmanager
 def results_folder(chosen: Path | None, usual: Path) -> Iterator[Path]:
-    """The folder that somebody chose, or a new one like the usual, which goes again if there is nothing to keep."""
+    """The folder that was chosen, or a new one like the usual, which goes again if there is nothing to keep."""
     if chosen is not None:
         claim(chosen)
         yield chosen
@@ -311,8 +311,8 @@ def _try_folder(folder: Path) -> None:
 
 # -- after a refusal ---------------------------------------------------------------------------------------------------
 
-USUAL = (Path("grown"), Path("compared"), Path("runs"))
-"""Where results go if nobody said."""
+USUAL_FOLDERS = (Path("grown"), Path("compared"), Path("runs"))
+"""Where results go if no option says."""
 RUN_FILES = ("config.json", "run.sqlite", "run.sqlite-wal", "run.sqlite-shm", "checkpoints/start.safetensors", ".lock")
 """What a run's folder has before its first update."""
 
@@ -322,7 +322,7 @@ def no_empty_folders(command: object) -> Iterator[None]:
     """If the command fails, the folders that it made and that hold nothing are removed."""
     named = [getattr(command, name, None) for name in OUTPUTS]
     paths = [Path(value) for value in named if isinstance(value, str | Path)]
-    with no_empty_folder(*paths, *(path.with_suffix("") for path in paths if path.name), *USUAL):
+    with no_empty_folder(*paths, *(path.with_suffix("") for path in paths if path.name), *USUAL_FOLDERS):
         yield
 
 

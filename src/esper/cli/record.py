@@ -14,7 +14,7 @@ from rich.table import Table
 
 from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
 from esper.cli.options import by_default, claim, pick_engine, pick_workers
-from esper.cli.terminal import Progress, wide_console
+from esper.cli.terminal import ProgressDisplay, wide_console
 from esper.config import EngineOption
 from esper.training.interrupt import interruptible
 
@@ -83,7 +83,7 @@ class Record:
         for remark in remarks:
             console.print(remark, style="dim", highlight=False, soft_wrap=True)
         chosen = chosen_executor(self.cluster, self.actors, self.workers, device.type, console)
-        with chosen as executor, interruptible() as interrupt, Progress(console) as watch:
+        with chosen as executor, interruptible() as interrupt, ProgressDisplay(console) as watch:
             total, done = self.episodes * len(made), 0
             for part in _files(_played(jobs, executor, str(device), lambda: interrupt.requested)):
                 self._append(part)

@@ -15,7 +15,7 @@ NAME = "report.html"
 
 
 @dataclass(frozen=True)
-class Report:
+class ReportCommand:
     """Write one HTML file that can be mailed: no scripts, nothing from elsewhere. Needs no other package."""
 
     folder: Annotated[Positional[Path], arg(metavar="RUN|GROWN|COMPARISON")]
@@ -36,4 +36,4 @@ class Report:
         return 0
 
 
-COMMAND = Report
+COMMAND = ReportCommand

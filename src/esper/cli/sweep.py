@@ -13,7 +13,7 @@ from rich.table import Table
 
 from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
 from esper.cli.options import by_default, claim
-from esper.cli.terminal import Progress, styled, wide_console, with_interval
+from esper.cli.terminal import ProgressDisplay, styled, wide_console, with_interval
 from esper.files import write_whole
 from esper.training.interrupt import INTERRUPTED, interruptible
 
@@ -58,7 +58,7 @@ class SweepCommand:
         chosen = chosen_executor(self.cluster, self.actors, self.workers, device.type, console)
         with RunFolder(out).lock(), chosen as executor:
             sweep = Sweep(out, runs)
-            with interruptible() as interrupt, Progress(console, "updates") as watch:
+            with interruptible() as interrupt, ProgressDisplay(console, "updates") as watch:
                 finished = sweep.train(
                     executor, device=str(device), progress=watch.note, stop=lambda: interrupt.requested
                 )
@@ -78,7 +78,7 @@ class SweepCommand:
         from esper.training.sweep import setting_rows
 
         config = sweep.runs[0].config
-        with Progress(console) as watch:
+        with ProgressDisplay(console) as watch:
             found = compare(
                 config.family() if config.data_dir or config.text_file else config.task,
                 {run.name: str(sweep.of(run).path) for run in sweep.runs},

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FILE_WIDTH",
-    "Progress",
+    "ProgressDisplay",
     "Watch",
     "clock",
     "fits",
@@ -29,9 +29,9 @@ __all__ = [
 ]
 
 SECONDS_BETWEEN_LINES = 15.0
-"""Where nobody watches, progress is a line now and then."""
+"""Where the output goes to no terminal, progress is a line now and then."""
 FILE_WIDTH = WIDTH
-"""Columns of what is written where nobody watches."""
+"""Columns of what is written where the output goes to no terminal."""
 
 
 def wide_console(*, stderr: bool = False, file_width: int = FILE_WIDTH) -> Console:
@@ -51,14 +51,14 @@ def styled(markup: str) -> Text:
     return Text.from_markup(markup, emoji=False)
 
 
-class Progress:
+class ProgressDisplay:
     """Work done and the time that is left: a live bar for a person, a line now and then in a file."""
 
     def __init__(self, console: Console, unit: str = "episodes") -> None:
         self.console, self.unit = console, unit
         self.started, self.done, self.said = time.perf_counter(), 0, -math.inf
 
-    def __enter__(self) -> Progress:
+    def __enter__(self) -> ProgressDisplay:
         last = TextColumn(f"{self.unit}, {{task.description}}", markup=False)
         columns = (BarColumn(), MofNCompleteColumn(), last, TimeElapsedColumn())
         self.bar = Bars(*columns, console=self.console, transient=True, disable=not self.console.is_terminal)

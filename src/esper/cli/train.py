@@ -9,7 +9,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import torch
 import tyro
@@ -31,7 +31,7 @@ from esper.cli.options import (
 )
 from esper.cli.terminal import clock, wide_console
 from esper.cli.train_view import TrainWatch
-from esper.cli.watching import check_watchable, watching
+from esper.cli.watching import check_watchable, serving_page
 from esper.engine.gc_control import deferred_gc
 from esper.env.rent import RENT_RATE
 from esper.telemetry import sinks
@@ -46,9 +46,6 @@ from esper.training.progress import progress_of
 from esper.training.run_folder import RunFolder
 from esper.training.session import begin_session, duration_of
 from esper.training.train_config import PRESETS, TrainConfig
-
-if TYPE_CHECKING:
-    pass
 
 CHANGED_ON_RESUME = {"updates", "data_dir", "text_file", "compare_episodes", "tensorboard", "wandb"}
 """A run may go on longer, its files may have moved, and others may watch; anything else would make it another run."""
@@ -109,7 +106,7 @@ class Train(ConfigOptions, TrainConfig):
             if cluster is None and (duration := duration_of(config, trainer.engine.name, device, workers)):
                 console.print(duration, highlight=False, soft_wrap=True)
             try:
-                with watching(self.watch, folder.path, console):
+                with serving_page(self.watch, folder.path, console):
                     finished = self._train(console, trainer, store, undo)
             finally:
                 trainer.close()
@@ -220,7 +217,7 @@ class Train(ConfigOptions, TrainConfig):
     # -- the end -------------------------------------------------------------------------------------------------------
 
     def _judge(self, console: Console, folder: RunFolder, config: TrainConfig, took: str) -> int:
-        """What was learnt: by its returns, and beside the rules on problems that nobody trained on."""
+        """What was learnt: by its returns, and beside the rules on problems that are not for training."""
         episodes = config.updates * config.envs
         console.print(
             f"Trained {config.updates} updates, {episodes} episodes, in {took}: {folder.path}", soft_wrap=True

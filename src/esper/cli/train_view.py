@@ -26,12 +26,12 @@ HEADINGS = {
     HELD_OUT: "held-out\nscore",
 }
 """In two lines, so that a terminal of 80 columns has room for all."""
-BLOCKS = "▁▂▃▄▅▆▇█"
+SPARK_BLOCKS = "▁▂▃▄▅▆▇█"
 SPARK = 32
 """Updates that a sparkline shows."""
 BAR = 24
 """Cells of the bar that shows where the seeds of a slot are."""
-COLOURS = {
+STAGE_COLOURS = {
     Stage.DORMANT: "grey37",
     Stage.GERMINATED: "yellow",
     Stage.TRAINING: "dark_orange",
@@ -42,7 +42,7 @@ COLOURS = {
     Stage.EMBARGOED: "grey50",
     Stage.RESETTING: "grey46",
 }
-MARKS = {Stage.DORMANT: "·", Stage.TRAINING: "▒", Stage.BLENDING: "▓", Stage.HOLDING: "▆", Stage.FOSSILIZED: "█"}
+STAGE_MARKS = {Stage.DORMANT: "·", Stage.TRAINING: "▒", Stage.BLENDING: "▓", Stage.HOLDING: "▆", Stage.FOSSILIZED: "█"}
 """Different shapes as well as colours; the other stages are a cross."""
 WORDS = {Stage.DORMANT: "empty", Stage.FOSSILIZED: "kept", Stage.PRUNED: "removed", Stage.EMBARGOED: "resting"}
 
@@ -147,8 +147,8 @@ def sparkline(values: Sequence[float | None], width: int = SPARK) -> str:
     if not there:
         return ""
     low, span = min(there), (max(there) - min(there)) or 1.0
-    last = len(BLOCKS) - 1
-    return "".join(" " if v is None or v != v else BLOCKS[round((v - low) / span * last)] for v in shown)
+    last = len(SPARK_BLOCKS) - 1
+    return "".join(" " if v is None or v != v else SPARK_BLOCKS[round((v - low) / span * last)] for v in shown)
 
 
 def slot_bars(slots: Sequence[Counter[Stage]]) -> list[Text]:
@@ -159,7 +159,7 @@ def slot_bars(slots: Sequence[Counter[Stage]]) -> list[Text]:
         if total:
             line = Text(f"slot {number}  ", style="dim")
             for stage, cells in _cells_by_stage(counts, total):
-                line.append(MARKS.get(stage, "×") * cells, style=COLOURS[stage])
+                line.append(STAGE_MARKS.get(stage, "×") * cells, style=STAGE_COLOURS[stage])
             named = [f"{n} {WORDS.get(stage, stage.name.lower())}" for stage, n in counts.most_common(3) if n]
             more = ", …" if len(+counts) > 3 else ""
             lines.append(line.append(f"  {', '.join(named)}{more}", style="dim"))

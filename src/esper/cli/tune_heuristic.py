@@ -13,7 +13,7 @@ from rich.table import Table
 
 from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
 from esper.cli.options import by_default, claim_file, pick_engine, pick_workers
-from esper.cli.terminal import Progress, styled, wide_console, with_interval
+from esper.cli.terminal import ProgressDisplay, styled, wide_console, with_interval
 from esper.config import EngineOption
 from esper.files import write_whole
 from esper.training.interrupt import interruptible
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     import torch
 
     from esper.config import EngineName
-    from esper.training.comparison import Row
+    from esper.training.comparison import ComparisonRow
     from esper.training.pools import Executor
     from esper.training.tuning import Tuned
 
@@ -85,7 +85,7 @@ class TuneHeuristic:
         """The settings, which are written as a controller."""
         from esper.training.tuning import as_toml, tune
 
-        with interruptible() as interrupt, Progress(console) as watch:
+        with interruptible() as interrupt, ProgressDisplay(console) as watch:
             tuned = tune(
                 self.task,
                 self.budget_steps,
@@ -105,10 +105,10 @@ class TuneHeuristic:
 
     def _judge(
         self, console: Console, numbers: Sequence[int], executor: Executor, device: torch.device, engine: EngineName
-    ) -> list[Row]:
+    ) -> list[ComparisonRow]:
         from esper.training.comparison import compare, summarise
 
-        with Progress(console) as watch:
+        with ProgressDisplay(console) as watch:
             found = compare(
                 self.task,
                 {"heuristic": "heuristic", "tuned": str(self.out)},
@@ -122,7 +122,7 @@ class TuneHeuristic:
         return summarise(found)
 
 
-def _facts(tuned: Tuned, rows: list[Row], out: Path) -> dict[str, Any]:
+def _facts(tuned: Tuned, rows: list[ComparisonRow], out: Path) -> dict[str, Any]:
     return {
         "out": str(out),
         "settings": asdict(tuned.settings),
@@ -136,7 +136,7 @@ def _facts(tuned: Tuned, rows: list[Row], out: Path) -> dict[str, Any]:
     }
 
 
-def _show(console: Console, tuned: Tuned, rows: list[Row], out: Path) -> None:
+def _show(console: Console, tuned: Tuned, rows: list[ComparisonRow], out: Path) -> None:
     console.print(
         f"Best of {tuned.candidates} candidates after {tuned.steps:,} env-steps: score {tuned.score:.1f} on validation "
         f"data of {tuned.draws} training draws"

@@ -26,7 +26,7 @@ ENDS_WITH_INPUT = "ESPER_WATCH_ENDS_WITH_INPUT"
 
 
 @dataclass(frozen=True)
-class Watch:
+class WatchCommand:
     """Show runs, or networks that grow, on a page in the browser, live. Nothing can be changed there."""
 
     runs: Annotated[Positional[tuple[Path, ...]], arg(metavar="RUN [OTHER …]")]
@@ -112,4 +112,4 @@ def address_of(listening: socket.socket, host: str, policy: Policy) -> str:
     return f"http://{name}:{port}/" + ("" if policy.token is None else f"?token={policy.token}")
 
 
-COMMAND = Watch
+COMMAND = WatchCommand

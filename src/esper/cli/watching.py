@@ -22,7 +22,7 @@ def check_watchable(watch: bool) -> None:
 
 
 @contextmanager
-def watching(watch: bool, folder: Path, console: Console, *, stay: bool = False) -> Iterator[None]:
+def serving_page(watch: bool, folder: Path, console: Console, *, stay: bool = False) -> Iterator[None]:
     """Serve the page of a run while the body works, where that is asked for; says where it is.
 
     With `stay` a person at a terminal keeps it until Ctrl-C: a network may have grown before it was looked at.

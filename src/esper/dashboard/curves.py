@@ -48,7 +48,7 @@ def curves(source: Source) -> dict[str, Any]:
     with source.reading() as connection:
         last = last_update(connection)
         every = max(1, -(-last // POINTS))
-        names = [*PLAIN, *_named(connection, last)]
+        names = [*PLAIN, *_named(connection)]
         found = {name: series(connection, name) for name in names}
         if last and not any(name.startswith("reward/") for name in found):
             found |= _terms_of_episodes(connection, last)
@@ -65,7 +65,7 @@ def curves(source: Source) -> dict[str, Any]:
         }
 
 
-def _named(connection: sqlite3.Connection, last: int) -> list[str]:
+def _named(connection: sqlite3.Connection) -> list[str]:
     """Metrics whose names depend on the task; each beginning is one walk of the primary key."""
     found: list[str] = []
     for prefix in BY_PREFIX:
@@ -143,13 +143,13 @@ def levels(folder: Path) -> list[dict[str, Any]]:
     for path in written:
         try:
             rows = json.loads(path.read_text("utf-8"))["rows"]
-            return [{"name": str(row["name"]), **_estimate(row["score"])} for row in rows if not row["is_control"]]
+            return [{"name": str(row["name"]), **estimate(row["score"])} for row in rows if not row["is_control"]]
         except (OSError, ValueError, KeyError, TypeError):
             continue  # being written, or damaged: the one before it is better than none
     return []
 
 
-def _estimate(score: Mapping[str, Any]) -> dict[str, Any]:
+def estimate(score: Mapping[str, Any]) -> dict[str, Any]:
     return {"score": score["value"], "low": score["low"], "high": score["high"]}
 
 

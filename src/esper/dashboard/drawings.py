@@ -152,7 +152,7 @@ def _levels(frame: Frame, levels: Mapping[str, float]) -> list[Html]:
     return parts
 
 
-def lanes(episode: Mapping[str, Any]) -> Html:
+def slot_lanes(episode: Mapping[str, Any]) -> Html:
     """Accuracy by epoch above, a lane for each slot below."""
     length = max(1, episode["epochs"])
     top, each = 150, 22

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from esper.dashboard.source import Source
-from esper.telemetry.alarms import RULES
+from esper.telemetry.alarms import ALARM_RULES
 
-MOST = 100
+MOST_EVENTS = 100
 BEST = 15
 DOWNLOADS = (".safetensors", ".pt2", ".py", ".json", ".png", ".toml", ".html")
 """Endings of files that may be fetched; the store and temporary files may not."""
@@ -44,10 +44,10 @@ def findings(source: Source) -> dict[str, Any]:
             found += connection.execute(
                 "SELECT event, time, kind, severity, update_number, arm, env, epoch, slot, message, data FROM events "
                 "WHERE kind = ? ORDER BY update_number DESC, event DESC LIMIT ?",
-                (kind, MOST),
+                (kind, MOST_EVENTS),
             ).fetchall()
         found.sort(key=lambda row: (row["update_number"], row["event"]), reverse=True)
-        return {"counts": counts, "events": [_event(row) for row in found[:MOST]]}
+        return {"counts": counts, "events": [_event(row) for row in found[:MOST_EVENTS]]}
 
 
 def _few(connection: sqlite3.Connection) -> bool:
@@ -58,7 +58,7 @@ def _few(connection: sqlite3.Connection) -> bool:
 def _event(row: sqlite3.Row) -> dict[str, Any]:
     event = {name: row[name] for name in ("time", "kind", "severity", "arm", "env", "epoch", "slot", "message")}
     data = json.loads(row["data"] or "{}")
-    rule = RULES.get(str(data.get("name"))) if row["kind"] == "anomaly" else None
+    rule = ALARM_RULES.get(str(data.get("name"))) if row["kind"] == "anomaly" else None
     remedy = REMEDIES.get(row["kind"], "") if rule is None else rule.remedy
     return event | {"update": row["update_number"], "name": data.get("name"), "remedy": remedy}
 

@@ -42,7 +42,7 @@ class Policy:
         """For a server that listens on `host`: on loopback no token; on any other address a new one."""
         if is_loopback(host):
             return cls(_lower({*LOOPBACK, host, *also}))
-        return cls(_lower({*LOOPBACK, host, *own_names(host), *also}), secrets.token_urlsafe(24))
+        return cls(_lower({*LOOPBACK, host, *own_names(), *also}), secrets.token_urlsafe(24))
 
     def problem(self, headers: dict[str, str], method: str) -> tuple[int, str] | None:
         """Why a request is refused before it is looked at: the status and a sentence."""
@@ -79,7 +79,7 @@ def is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
-def own_names(host: str) -> set[str]:
+def own_names() -> set[str]:
     """Names and addresses of this machine, for a server that listens on all of them."""
     names = {socket.gethostname().lower(), socket.getfqdn().lower()}
     try:

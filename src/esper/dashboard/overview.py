@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from esper.dashboard.grown import CONTROL, GROWTH
+from esper.dashboard.growth_recorder import CONTROL, GROWTH
 from esper.dashboard.source import Source, meta
 from esper.telemetry.health import IMPROVEMENT_WINDOW, REMINDER, Improvement
 
@@ -69,7 +69,7 @@ def _of_run(source: Source, connection: sqlite3.Connection, facts: Mapping[str, 
         "steps": _total_steps(connection),
         "sessions": [dict(row) for row in connection.execute("SELECT * FROM sessions ORDER BY session DESC LIMIT 5")],
         "latest": latest,
-        "lights": [*_learning(connection, latest), *_alarms(connection, done, latest), _networks(connection, done)],
+        "lights": [*_learning(connection), *_alarms(connection, done, latest), _networks(connection, done)],
     }
 
 
@@ -125,20 +125,20 @@ def _state(
 ) -> dict[str, Any]:
     quiet = max(0.0, now - source.written())
     row = connection.execute("SELECT process FROM sessions ORDER BY session DESC LIMIT 1").fetchone()
-    lives = row is not None and _lives(int(row["process"]))
+    running = row is not None and _is_running(int(row["process"]))
     patience = max(QUIET, 5.0 * (pace or 0.0))
     if total is not None and done >= total:
         name, said = "finished", "all updates are done"
-    elif quiet <= patience and (lives or quiet <= QUIET):
+    elif quiet <= patience and (running or quiet <= QUIET):
         name, said = "running", "an update follows the other"
-    elif lives:
+    elif running:
         name, said = "quiet", f"process {row['process']} lives, but nothing was recorded for {_span(quiet)}"
     else:
         name, said = "stopped", f"nothing was recorded for {_span(quiet)}, and its process is not on this machine"
     return {"name": name, "said": said, "quiet_seconds": quiet, "written": source.written()}
 
 
-def _lives(process: int) -> bool:
+def _is_running(process: int) -> bool:
     try:
         os.kill(process, 0)
     except PermissionError:  # another user's
@@ -176,7 +176,7 @@ def light(name: str, state: str, said: str, remedy: str = "") -> dict[str, str]:
     return {"name": name, "state": state, "said": said, "remedy": remedy}
 
 
-def _learning(connection: sqlite3.Connection, latest: Mapping[str, float | None]) -> list[dict[str, str]]:
+def _learning(connection: sqlite3.Connection) -> list[dict[str, str]]:
     """Whether the score is clearly better than at the beginning: the rule of the alarms."""
     scores = [value for value in series(connection, "episode/score").values() if value is not None]
     if len(scores) < 2 * IMPROVEMENT_WINDOW:

@@ -10,14 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from esper.dashboard.curves import curves
-from esper.dashboard.drawings import Line, known, lanes, lines
-from esper.dashboard.episodes import episode, rollout
+from esper.dashboard.drawings import Line, known, lines, slot_lanes
+from esper.dashboard.episode_answers import episode, rollout
 from esper.dashboard.findings import findings, leaderboard
 from esper.dashboard.markup import Html, joined, number, table, tag
 from esper.dashboard.overview import overview
 from esper.dashboard.report_comparison import of_comparison
 from esper.dashboard.report_growth import of_growth
-from esper.dashboard.report_parts import facts, folded, interval, page, section
+from esper.dashboard.report_parts import fact_boxes, folded, interval, page, section
 from esper.dashboard.source import Source
 
 COMPARISON = "comparison.json"
@@ -45,7 +45,7 @@ def of_run(source: Source, view: Mapping[str, Any]) -> Html:
         f"Training of a controller on {view['task'] or 'an unknown task'}: update {view['update']} of "
         f"{view['updates'] or '?'}, {view['state']['name']}",
         tag("p", {"class": "lead"}, _story(view, first, levels)),
-        facts(
+        fact_boxes(
             {
                 "score, last update": (number(latest["episode/score"]), joined((number(first), " in the first"))),
                 "held-out score": (number(held), "frozen policy" if known(held) else "evaluations were off"),
@@ -135,7 +135,7 @@ def _example(source: Source) -> Html:
         "the life of each slot's seeds below. It ended with an accuracy (%) of "
     )
     size = f" and ×{tiles[0]['size']:.2f}."
-    return joined((tag("p", None, summary, number(tiles[0]["accuracy"]), size), lanes(chosen)))
+    return joined((tag("p", None, summary, number(tiles[0]["accuracy"]), size), slot_lanes(chosen)))
 
 
 def _best(source: Source) -> Html:

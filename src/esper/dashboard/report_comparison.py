@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from esper.dashboard.curves import estimate
 from esper.dashboard.drawings import intervals, known
 from esper.dashboard.markup import Child, Html, joined, number, table, tag
 from esper.dashboard.report_parts import interval, page, section
@@ -16,14 +17,10 @@ from esper.telemetry.store import StoreError
 def of_comparison(file: Path) -> Html:
     try:
         comparison = json.loads(file.read_text("utf-8"))
-        rows = [{**row, **_estimate(row["score"])} for row in comparison["rows"]]
+        rows = [{**row, **estimate(row["score"])} for row in comparison["rows"]]
         return _comparison(file, comparison, rows)
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise StoreError(f"{file} is not a comparison that `esper compare` wrote ({error!r:.100})") from error
-
-
-def _estimate(score: Mapping[str, Any]) -> dict[str, Any]:
-    return {"score": score["value"], "low": score["low"], "high": score["high"]}
 
 
 def _comparison(file: Path, comparison: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> Html:

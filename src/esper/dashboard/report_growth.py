@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from esper.dashboard.drawings import known, lanes
-from esper.dashboard.episodes import episode
+from esper.dashboard.drawings import known, slot_lanes
+from esper.dashboard.episode_answers import episode
 from esper.dashboard.findings import files
 from esper.dashboard.markup import Html, joined, number, table, tag
-from esper.dashboard.report_parts import facts, page, section
+from esper.dashboard.report_parts import fact_boxes, page, section
 from esper.dashboard.source import Source
 from esper.telemetry.store import StoreError
 
@@ -24,7 +24,7 @@ def of_growth(source: Source, view: Mapping[str, Any]) -> Html:
         str(view["name"]),
         f"A network grown by the controller {view['controller']} in {view['update']} epochs",
         tag("p", {"class": "lead"}, _growth_story(view, result, played)),
-        facts(
+        fact_boxes(
             {
                 "test accuracy": (number(result.get("test_accuracy")), "percent"),
                 "without growth": (number(result.get("control_accuracy")), "percent, same host, same epochs"),
@@ -36,7 +36,7 @@ def of_growth(source: Source, view: Mapping[str, Any]) -> Html:
                 "size": (number(size, ".2f"), "times the host"),
             }
         ),
-        section("How it grew", lanes(played)),
+        section("How it grew", slot_lanes(played)),
         section("Decisions that changed it, and why", _decisions(played)),
         section("Stage changes", _changes(played)),
         section("Remarks", [tag("p", None, one) for one in result.get("remarks", [])] or tag("p", None, "None.")),

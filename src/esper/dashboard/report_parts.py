@@ -29,7 +29,7 @@ def page(title: str, sub: str, *parts: Child) -> Html:
     return Html("<!doctype html>\n" + tag("html", {"lang": "en"}, head, tag("body", None, body, footer)) + "\n")
 
 
-def facts(named: Mapping[str, tuple[Child, Child]]) -> Html:
+def fact_boxes(named: Mapping[str, tuple[Child, Child]]) -> Html:
     boxes = (
         tag("div", None, tag("span", {"class": "label"}, label), tag("b", None, value), tag("small", None, more))
         for label, (value, more) in named.items()

@@ -17,7 +17,7 @@ from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
 
 from esper.dashboard.curves import curves
-from esper.dashboard.episodes import episode, rollout
+from esper.dashboard.episode_answers import episode, rollout
 from esper.dashboard.findings import files, findings, leaderboard
 from esper.dashboard.guard import Guard, Policy
 from esper.dashboard.live import VIEWERS, EventStream, Hub
@@ -26,7 +26,8 @@ from esper.dashboard.source import Source, Stamp
 from esper.telemetry.records import to_json
 from esper.telemetry.store import StoreError
 
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+MEDIA_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+NO_FILE = "there is no such file"
 REMEMBERED = 256
 """Answers that are kept while the store does not change."""
 
@@ -81,10 +82,8 @@ def make_app(sources: Sequence[Source], policy: Policy | None = None) -> Starlet
     def answering(ask: Ask, *, fresh: bool = False) -> Callable[[Request], Response]:
         def answer(request: Request) -> Response:
             try:
-                source = source_of(request)
-                body = answers.get(
-                    str(request.url.path) + "?" + request.url.query, source, lambda: ask(source, request), fresh=fresh
-                )
+                source, key = source_of(request), f"{request.url.path}?{request.url.query}"
+                body = answers.get(key, source, lambda: ask(source, request), fresh=fresh)
             except RefusedRequestError as error:
                 return PlainTextResponse(str(error), 404)
             except (sqlite3.Error, StoreError) as error:
@@ -101,21 +100,14 @@ def make_app(sources: Sequence[Source], policy: Policy | None = None) -> Starlet
         return EventStream(hub) if len(hub.viewers) < VIEWERS else PlainTextResponse("too many viewers", 503)
 
     def download(request: Request) -> Response:
-        name = request.path_params["name"]
         try:
-            source = source_of(request)
-            # Only what the page lists: a name is looked up, and no path is ever made of it.
-            listed = any(one["name"] == name for one in files(source))
+            return run_file(source_of(request), request.path_params["name"])
         except RefusedRequestError:
-            listed = False
-        if not listed:
-            return PlainTextResponse("there is no such file", 404)
-        path = source.folder / name
-        return FileResponse(path, media_type="application/octet-stream", filename=path.name)
+            return PlainTextResponse(NO_FILE, 404)
 
     routes = [
-        Route("/", lambda request: static("index.html")),
-        Route("/static/{name}", lambda request: static(request.path_params["name"])),
+        Route("/", lambda request: page_file("index.html")),
+        Route("/static/{name}", lambda request: page_file(request.path_params["name"])),
         Route("/api/runs", runs),
         Route("/api/live", live),
         Route("/api/runs/{run:int}/overview", answering(lambda s, r: overview(s), fresh=True)),
@@ -132,13 +124,21 @@ def make_app(sources: Sequence[Source], policy: Policy | None = None) -> Starlet
     return app
 
 
-def static(name: str) -> Response:
+def page_file(name: str) -> Response:
     """One of the files of the page; there are no folders."""
     known = {entry.name: entry for entry in (resources.files("esper.dashboard") / "static").iterdir()}
     ending = "." + name.rpartition(".")[2]
-    if name not in known or ending not in KINDS:
-        return PlainTextResponse("there is no such file", 404)
-    return Response(known[name].read_bytes(), media_type=KINDS[ending])
+    if name not in known or ending not in MEDIA_TYPES:
+        return PlainTextResponse(NO_FILE, 404)
+    return Response(known[name].read_bytes(), media_type=MEDIA_TYPES[ending])
+
+
+def run_file(source: Source, name: str) -> Response:
+    """One of the files of a run. Only what the page lists: a name is looked up, and no path is ever made of it."""
+    if not any(one["name"] == name for one in files(source)):
+        return PlainTextResponse(NO_FILE, 404)
+    path = source.folder / name
+    return FileResponse(path, media_type="application/octet-stream", filename=path.name)
 
 
 def _rollout(source: Source, request: Request) -> Any:

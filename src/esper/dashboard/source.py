@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from esper.dashboard.grown import HISTORY, store_of_history
+from esper.dashboard.growth_recorder import HISTORY, store_of_history
 from esper.telemetry.schema import MIGRATIONS
 from esper.telemetry.store import STORE_NAME, StoreError, open_readonly
 
@@ -78,7 +78,7 @@ class Source:
 
 
 def _changes(paths: Sequence[Path]) -> Stamp:
-    """Time and size of each file. An empty one is left out: a reader makes the log of a store that nobody writes."""
+    """Time and size of each file. An empty one is left out: a reader makes the log of a store at rest."""
     found: list[int] = []
     for path in paths:
         try:

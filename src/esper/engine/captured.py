@@ -267,7 +267,7 @@ class EpochCache:
         return True
 
     def make_room(self) -> None:
-        """Drop every captured epoch that no learner uses, and old networks that nobody has collected yet."""
+        """Drop every captured epoch that no learner uses, and old networks that are not collected yet."""
         self._free.clear()
         gc.collect()
         if self.device.type == "cuda":

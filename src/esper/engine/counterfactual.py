@@ -41,7 +41,7 @@ MOST_EXACT = 6
 """Exact Shapley values of k seeds need 2^k networks: 64 of six. Of more seeds, some orders are sampled."""
 SAMPLED_ORDERS = 8
 """Sampled orders need at most 8 (k - 1) + 2 networks: 50 of seven seeds. Half of them are the other half reversed."""
-AT_ONCE = 8
+NETWORKS_PER_PASS = 8
 """Networks in one pass over the data for a score of the whole set, which keeps the outputs of each."""
 
 Off = frozenset[Slot]
@@ -182,9 +182,9 @@ def _ask_of_set(
     weights: Tensor,
 ) -> Pending[list[Contrast]]:
     """The same for a score of the whole set."""
-    losses, scores = scores_of_set(model, read_batches(), loss, score, variants[:AT_ONCE], BLOCKS)
-    for start in range(AT_ONCE, len(variants), AT_ONCE):
-        more = scores_of_set(model, read_batches(), loss, score, variants[start : start + AT_ONCE], BLOCKS)
+    losses, scores = scores_of_set(model, read_batches(), loss, score, variants[:NETWORKS_PER_PASS], BLOCKS)
+    for start in range(NETWORKS_PER_PASS, len(variants), NETWORKS_PER_PASS):
+        more = scores_of_set(model, read_batches(), loss, score, variants[start : start + NETWORKS_PER_PASS], BLOCKS)
         losses, scores = torch.cat([losses, more[0][1:]]), scores + more[1][1:]
     gains = (weights.cpu() @ torch.tensor(scores, dtype=torch.float64)).tolist()  # [questions][1 + blocks]
 

@@ -3,7 +3,7 @@
 One per learner. After every epoch it looks at numbers that were gathered anyway; it never decides what to grow. Its
 snapshot is one copy, in CPU memory, of what is there for good: the host and its fossilized seeds (R109, R146).
 
-Two witnesses make a fault: the validation loss, measured after the last update, and the training loss. The first alone
+A fault needs two signs: the validation loss, measured after the last update, and the training loss. The first alone
 may jump while running statistics lag behind fast features, the second alone when a seed has just been pruned. Only what
 is not finite, or beyond all doubt, is believed at once.
 
@@ -168,7 +168,7 @@ class Governor:
         return Evaluation(median(one.loss for one in self._recent), median(one.accuracy for one in self._recent))
 
     def _notice_reduction(self) -> None:
-        """A seed that is taken out takes what it knew with it. That was decided, so it is no fault to know less now.
+        """Removing a seed on purpose may lower the accuracy at once. That was decided, so it is no fault.
 
         Seen in the `mixed` family, where a host stands at chance without its seed: pruning it looks like a collapse.
         """
@@ -178,7 +178,7 @@ class Governor:
             self._training.clear()
         self._alphas = alphas
 
-    # -- remembering and restoring --------------------------------------------------------------------------------
+    # -- keeping and restoring ------------------------------------------------------------------------------------
 
     def keep(self, trained: TrainReport, measured: Evaluation) -> None:
         """The epoch was healthy: its level is the new normal, and this is the state to come back to."""
@@ -228,10 +228,6 @@ class Governor:
         self._training.extend(state["training"])
         self._alphas = dict(state["alphas"])
         self._snapshot.take()
-
-    @property
-    def snapshot_bytes(self) -> int:
-        return self._snapshot.bytes
 
 
 class Snapshot:
@@ -311,7 +307,7 @@ class Snapshot:
                 copies[name].copy_(tensor.detach(), non_blocking=True)
 
     def restore(self) -> None:
-        """Write into the model's own tensors: parameters stay the objects that the optimizer knows."""
+        """Write into the model's own tensors: parameters stay the objects that the optimizer holds."""
         copies = self._copies
         with torch.no_grad():
             for name, tensor in permanent_tensors(self._model).items():

@@ -91,7 +91,7 @@ class GovernorColumns:
         return learnt & lost, limit
 
     def _notice_reduction(self, alpha: Tensor, seed: Tensor, where: Tensor) -> None:
-        """A seed that is taken out takes what it knew with it. That was decided, so it is no fault to know less now."""
+        """Removing a seed on purpose may lower the accuracy at once. That was decided, so it is no fault."""
         if self._alpha.shape != alpha.shape:
             self._alpha, self._seed = torch.zeros_like(alpha), torch.zeros_like(seed)
         left = torch.where(seed == self._seed, alpha, 0.0)
@@ -110,7 +110,7 @@ class GovernorColumns:
         low, high = (ordered.gather(1, place).squeeze(1) for place in ((count - 1) // 2, count // 2))
         return torch.where(low == high, low, (low + high) / 2)
 
-    # -- remembering --------------------------------------------------------------------------------------------------
+    # -- the window of healthy epochs ---------------------------------------------------------------------------------
 
     def keep(self, healthy: Tensor, train_loss: Tensor, loss: Tensor, accuracy: Tensor) -> None:
         """Where the epoch was `healthy` (bool), its level is the new normal."""

@@ -49,7 +49,7 @@ class GrowingOptimizer:
         decay: Callable[[int], float] | None = None,
         followed: Sequence[LRScheduler] = (),
     ) -> None:
-        """`followed` are schedulers that somebody else steps: only their lists of groups are kept in step."""
+        """`followed` are schedulers that other code steps: only their lists of groups are kept in step."""
         for scheduler in schedulers:
             if isinstance(scheduler, ReduceLROnPlateau):
                 raise ValueError("ReduceLROnPlateau waits for a metric at each step; use a scheduler of the step count")
@@ -134,7 +134,7 @@ class GrowingOptimizer:
         return 0
 
     def drop(self, slot: int) -> None:
-        """Forget a seed: its group, its parameters' state, and its place in the schedulers."""
+        """Drop a seed: its group, its parameters' state, and its place in the schedulers."""
         groups = self.optimizer.param_groups
         index = next(i for i, group in enumerate(groups) if group.get("slot") == slot)
         for parameter in groups[index]["params"]:
@@ -168,7 +168,7 @@ class GrowingOptimizer:
         self.updates, self.warmup_updates = state["updates"], state["warmup_updates"]
 
     def reset(self) -> None:
-        """Forget moments and step counts, and gradients; groups, learning rates and schedules stay."""
+        """Drop moments and step counts, and gradients; groups, learning rates and schedules stay."""
         self.optimizer.state.clear()
         self.zero_grad()
 

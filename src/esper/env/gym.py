@@ -26,7 +26,7 @@ from esper.actions import BLENDS, WAIT, Action, Op
 from esper.env.growth_env import GrowthEnv
 from esper.env.learner_env import EnvStep, StepInfo
 from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SLOT_FIELDS
-from esper.env.reward.config import DISCOUNT, Mode, RewardConfig
+from esper.env.reward.config import DISCOUNT, RewardConfig, RewardMode
 from esper.env.spaces import ActionMasks, Observation
 from esper.growth.blueprints import blueprint_names
 from esper.tasks.family import get_family
@@ -98,7 +98,7 @@ class GrowthGymEnv(gymnasium.Env[Vector, np.int64]):
         task: str = "mnist1d",
         *,
         slots: int | None = None,
-        reward: Mode = "shaped",
+        reward: RewardMode = "shaped",
         discount: float = DISCOUNT,
         held_out: bool = False,
         render_mode: str | None = None,

@@ -24,7 +24,7 @@ from esper.env.observation import decode
 from esper.env.rent import RENT_RATE
 from esper.env.reward.config import TERMS, RewardConfig
 from esper.env.reward.reward import Reward, RewardColumns
-from esper.env.reward.suspicion import Finding, findings
+from esper.env.reward.suspicion import Suspicion, suspicions
 from esper.env.situation import Situations
 from esper.env.spaces import ActionMasks, Observation
 from esper.env.step_facts import StepFacts
@@ -52,7 +52,7 @@ class RewardStep:
 
     terms: dict[str, float]
     """By name, scaled: `TERMS`."""
-    events: tuple[Finding, ...]
+    events: tuple[Suspicion, ...]
     score: float | None
     """At the end: the true score on validation, neither clamped nor scaled."""
 
@@ -175,15 +175,15 @@ class LearnerEnv:
 
     def _infos(self, records: Sequence[EpochRecord | None], rewards: RewardColumns) -> tuple[StepInfo | None, ...]:
         terms, scores, sizes = (t.tolist() for t in (rewards.terms, rewards.score, self.world.acting_parameters))
-        suspected = rewards.findings.flatten(1).any(1).tolist()
+        suspected = rewards.suspicions.flatten(1).any(1).tolist()
         infos: list[StepInfo | None] = []
         for row, record in enumerate(records):
             if record is None:
                 infos.append(None)
                 continue
             model = self.learners[row].model
-            begun = (rewards.findings[row], rewards.contribution[row], rewards.improvement[row])
-            events = findings(*begun, record.epoch, model.lifecycle, blueprint_names()) if suspected[row] else ()
+            begun = (rewards.suspicions[row], rewards.contribution[row], rewards.improvement[row])
+            events = suspicions(*begun, record.epoch, model.lifecycle, blueprint_names()) if suspected[row] else ()
             score = None if math.isnan(scores[row]) else scores[row]
             reward = RewardStep(dict(zip(TERMS, terms[row], strict=True)), events, score)
             infos.append(StepInfo(record, reward, model.lifecycle.names, int(sizes[row]), model.host_parameters))

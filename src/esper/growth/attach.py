@@ -18,9 +18,9 @@ from torch import nn
 
 from esper.growth.auto_slots import AUTO, auto_slots
 from esper.growth.blueprints import blueprint_names
+from esper.growth.candidates import HasPath, module_names, slot_shape
 from esper.growth.costs import seed_flops
 from esper.growth.model import GrowingModel, Survey, planted_modules
-from esper.growth.places import Place, module_names, slot_shape
 from esper.growth.probe import AttachError, probe
 from esper.growth.replay import find_taps
 from esper.growth.style import find_styles
@@ -30,7 +30,7 @@ from esper.tables import quantity
 
 __all__ = ["AttachError", "SlotChoice", "attach", "check_model", "inspect", "survey"]
 
-SlotChoice = str | Place | Sequence[str | Place]
+SlotChoice = str | HasPath | Sequence[str | HasPath]
 """Module paths, patterns, or slots that `esper.slots` lists; or "auto"."""
 
 

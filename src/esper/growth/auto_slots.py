@@ -1,13 +1,13 @@
-"""`slots="auto"`: which places of a model are worth a slot, by a rule that looks at nothing but its modules.
+"""`slots="auto"`: which modules of a model get a slot, by a rule that reads nothing but the modules.
 
     blocks           modules with layers inside, of a class that the model has at least twice (the outermost of them):
                      each block of a transformer or of a residual MLP
     hidden layers    where there are no blocks: each layer with weights, after its norm and activation; a linear layer
-                     of vectors itself, because seeds may stand beside it (`places.source_of`)
+                     of vectors itself, because seeds may stand beside it (`candidates.source_of`)
     maps             of both kinds, only the last before the number of channels or the resolution changes: stage ends
     never            outputs and what makes them, embeddings, layers inside of a block, modules that are called twice
 
-More than `MOST` are thinned out evenly; the last one stays. Nothing is random, and nothing depends on values.
+More than `MOST_SLOTS` are thinned out evenly; the last one stays. Nothing is random, and nothing depends on values.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from torch import Tensor, nn
 from torch.nn.modules.dropout import _DropoutNd
 
 from esper.growth.blueprints import SlotShape, Visibility, fitting
+from esper.growth.candidates import Candidates, find_candidates, host_children, host_modules, outputs_of
 from esper.growth.graft import first_tensor
-from esper.growth.places import Places, find_places, host_children, host_modules, outputs_of
 from esper.growth.probe import AttachError, Probe
 from esper.growth.visibility import visible_slots
 
 AUTO = "auto"
-MOST = 12
+MOST_SLOTS = 12
 """Slots at most. The controllers that come with Esper were tried with up to so many."""
 
 
@@ -40,7 +40,7 @@ def auto_slots(
     visibility: str | Mapping[str, str] | None,
 ) -> tuple[dict[str, SlotShape], dict[str, Visibility]]:
     """Shapes and visibilities of the chosen slots, in the order of the forward pass."""
-    places = find_places(model, seen, layouts)
+    places = find_candidates(model, seen, layouts)
     shapes = {path: places.shapes[path] for path in pick(model, seen, places)}
     found, refused = visible_slots(model, example, shapes, seen, visibility) if shapes else ({}, {})
     if not found:
@@ -53,7 +53,7 @@ def auto_slots(
     return {path: shapes[path] for path in found}, found
 
 
-def pick(model: nn.Module, seen: Probe, places: Places) -> list[str]:
+def pick(model: nn.Module, seen: Probe, places: Candidates) -> list[str]:
     """The paths that the rule chooses; visibility may still rule some out."""
     elements, shapes = list(_elements(model, seen, places)), places.shapes
     kinds = Counter(element.kind for element in elements if element.is_block)
@@ -82,7 +82,7 @@ class _Element:
     has_weights: bool
 
 
-def _elements(model: nn.Module, seen: Probe, places: Places) -> Iterator[_Element]:
+def _elements(model: nn.Module, seen: Probe, places: Candidates) -> Iterator[_Element]:
     """In the order in which they finish."""
     order = {module: place for place, module in enumerate(seen.passes[1])}
     classes = Counter(type(module) for module in set(host_modules(model)) if module in order)
@@ -177,6 +177,6 @@ def _is_map(shape: SlotShape) -> bool:
 
 
 def _thinned(paths: Sequence[str]) -> list[str]:
-    if len(paths) <= MOST:
+    if len(paths) <= MOST_SLOTS:
         return list(paths)
-    return [paths[(number + 1) * len(paths) // MOST - 1] for number in range(MOST)]
+    return [paths[(number + 1) * len(paths) // MOST_SLOTS - 1] for number in range(MOST_SLOTS)]

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from esper.files import write_whole
-from esper.growth.costs import flops_per_example
+from esper.growth.costs import count_parameters, flops_per_example
 from esper.growth.folder import ARCHITECTURE, FORMAT, FORMAT_VERSION, Sizes, with_digests
 from esper.growth.graft import is_record
 from esper.growth.model import GrowingModel, planted_modules
@@ -151,7 +151,7 @@ def _architecture(plain: nn.Module, example: Any, tied: dict[str, str]) -> dict[
         "host": {"class": type(plain).__name__, "module": type(plain).__module__, "config": None},
         "grafts": [asdict(record) for record in grafts],
         "tied": tied,
-        "parameters": {"total": _count(plain), "host": _count(plain) - grown, "grown": grown},
+        "parameters": {"total": count_parameters(plain), "host": count_parameters(plain) - grown, "grown": grown},
         "flops_per_example": flops_per_example(plain, example),
         "example": {n: [str(v.dtype), *v.shape] for n, v in inputs.items() if isinstance(v, Tensor)},
     }
@@ -202,7 +202,3 @@ def _write(directory: Path, files: dict[str, bytes]) -> None:
             write_whole(directory / name, content)
     except OSError as error:
         raise ExportError(f"cannot write the model to {directory}: {error.strerror}") from error
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())

@@ -34,7 +34,7 @@ END = "the outputs"
 
 
 @dataclass(frozen=True, slots=True)
-class Axis:
+class InputAxis:
     """One axis of one input, and where it is cut."""
 
     length: int
@@ -45,7 +45,7 @@ class Axis:
         wanted = (self.length // 4, self.length // 2, self.length // 2 + 1, 3 * self.length // 4)
         return sorted({min(self.length - 1, max(1, cut)) for cut in wanted})
 
-    def parts(self, positions: int, cut: int) -> tuple[int, int]:
+    def sides(self, positions: int, cut: int) -> tuple[int, int]:
         """Of so many positions: how many surely lie before the cut, and where those begin that surely lie after."""
         more = positions - self.length
         if 0 <= 2 * more < self.length:  # one for one, with padding or further tokens at either end
@@ -86,7 +86,9 @@ Followed = dict[tuple[int, int], Tensor]
 class Flow:
     """What follows the changes of one axis of one input, in the network's tensors."""
 
-    def __init__(self, axis: Axis, late: Sequence[dict[str, Followed]], early: Sequence[dict[str, Followed]]) -> None:
+    def __init__(
+        self, axis: InputAxis, late: Sequence[dict[str, Followed]], early: Sequence[dict[str, Followed]]
+    ) -> None:
         self._axis, self._late, self._early = axis, late, early
         common = set(late[0]).intersection(*late, *early)
         self.inside = [name for name in late[0] if name != END and name in common]
@@ -105,7 +107,7 @@ class Flow:
         positions = len(self._late[0][name][key])
         forwards, backwards = [], []
         for late, early, cut in zip(self._late, self._early, self._axis.cuts, strict=True):
-            before, after = self._axis.parts(positions, cut)
+            before, after = self._axis.sides(positions, cut)
             backwards.append(bool(late[name][key][:before].any()))
             forwards.append(bool(early[name][key][after:].any()))
         return Across(tuple(forwards), tuple(backwards), positions == self._axis.length)
@@ -157,7 +159,9 @@ class Passes:
                 return True
         return False
 
-    def _followed(self, plain: _Pass, example: Any, axis: Axis, mixers: Mapping[str, Mixer]) -> dict[str, Followed]:
+    def _followed(
+        self, plain: _Pass, example: Any, axis: InputAxis, mixers: Mapping[str, Mixer]
+    ) -> dict[str, Followed]:
         """What is not as in the plain pass. Of modules inside only axes as long as the input's: there are many."""
         found: dict[str, Followed] = {}
 
@@ -264,7 +268,7 @@ def _by_example(leaf: Tensor, example: Any) -> Tensor:
     return leaf.reshape(batch, -1, *leaf.shape[1:]) if rows > batch and rows % batch == 0 else leaf
 
 
-def _changes(example: Any) -> Iterator[tuple[list[Any], list[Any], Axis]]:
+def _changes(example: Any) -> Iterator[tuple[list[Any], list[Any], InputAxis]]:
     """For every axis of every input: the example with its later and with its earlier part changed, at each cut."""
     args, kwargs = arguments(example)
     given: dict[Any, Any] = {**kwargs} if kwargs else {**dict(enumerate(args))}
@@ -274,7 +278,7 @@ def _changes(example: Any) -> Iterator[tuple[list[Any], list[Any], Axis]]:
         for number in range(1, value.dim()):
             if value.shape[number] == 1:
                 continue
-            axis = Axis(value.shape[number])
+            axis = InputAxis(value.shape[number])
             parts = [[slice(cut, None) for cut in axis.cuts], [slice(None, cut) for cut in axis.cuts]]
             late, early = ([{**given, key: _changed(value, number, part)} for part in some] for some in parts)
             if kwargs:

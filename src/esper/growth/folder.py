@@ -4,7 +4,7 @@ Every file has a digest in `architecture.json`, which is written last and has on
 malice: whoever changes a file on purpose can write the digest that fits.
 
 Sizes are computed before memory is taken. The measure is `model.safetensors`: a network has the values that its weights
-have. So there is no limit for honest models, however large, and a small file cannot claim much memory.
+have. So there is no limit for models that are what they say, however large, and a small file cannot claim much memory.
 """
 
 from __future__ import annotations

@@ -94,7 +94,7 @@ class GrowingModel(nn.Module):
         if budget is not None and budget < self.host_parameters:
             raise ValueError(f"the budget of {budget:,} parameters is smaller than the host, {self.host_parameters:,}")
         self.driven = False
-        """Somebody (a learner) makes the passes and measurements by which seeds move on."""
+        """Whether a learner makes the passes and measurements by which seeds move on."""
         self.on_planting: Callable[[Seed], None] | None = None
         """Called with every new seed before it joins the host."""
         self.first_weights: Callable[[int], AbstractContextManager[Any]] | None = None
@@ -150,7 +150,7 @@ class GrowingModel(nn.Module):
     def in_shadow(self, slot: Slot) -> Iterator[None]:
         """Within, whole passes of the host have an incubating seed at full strength, and leave no trace but gradients.
 
-        For passes that nobody recorded: `shadow` is quicker.
+        For passes that were not recorded; for others `shadow` is quicker.
         """
         others = [other.seed for other in self.joined if other.seed is not None]
         with preserved_rng(self.device), preserved_buffers(*others), self.as_if({slot: SlotMode.SHADOW}):
@@ -208,7 +208,7 @@ class GrowingModel(nn.Module):
         """Make a seed that was just built, or loaded, one of this network."""
         host = own_tensors(self.host)[0]
         like = next(slot.module.parameters(), host[0])  # parts may differ in precision
-        # A host in channels-last order wants such seeds.
+        # In a host in channels-last order, seeds have that order, too.
         by_pixel = any(p.dim() == 4 and not p.is_contiguous() for p in host)
         move_together(seed, like.device, like.dtype, by_pixel=by_pixel)
         if not self.training:

@@ -47,14 +47,14 @@ class Program:
         if self.exported is None:
             return b""
         self.exported.example_inputs = None  # they would be the only pickle in the file
-        _forget_sources(self.exported.graph_module)
+        _drop_sources(self.exported.graph_module)
         buffer = io.BytesIO()
         torch.export.save(self.exported, buffer)
         return buffer.getvalue()
 
 
-def _forget_sources(graph: nn.Module) -> None:
-    """Nodes remember files, lines and classes of the machine that they were made on: nobody else's business."""
+def _drop_sources(graph: nn.Module) -> None:
+    """Nodes hold files, lines and classes of the machine that they were made on: a saved program leaves them out."""
     for part in graph.modules():
         if isinstance(part, GraphModule):
             for node in part.graph.nodes:

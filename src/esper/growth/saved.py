@@ -183,7 +183,7 @@ def _fits(value: Any, wanted: Any) -> bool:
 
 
 def _check_tied(tied: Any, saved: Collection[str], path: Path) -> None:
-    """Names that share a tensor: each must be new, and share one that was saved. `fill` sees to it that both exist."""
+    """Names that share a tensor: each must be new, and share one that was saved. `fill` ensures that both exist."""
     if not isinstance(tied, dict):
         raise LoadError(f"{path} is damaged or belongs to other weights: 'tied' must be an object, not {tied!r:.60}")
     for name, other in tied.items():

@@ -1,4 +1,4 @@
-"""A seed: one blueprint built for one slot, with the gate that its blend may need. It knows nothing of stages."""
+"""A seed: one blueprint built for one slot, with the gate that its blend may need. It has no stage."""
 
 from __future__ import annotations
 

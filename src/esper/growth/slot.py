@@ -85,7 +85,7 @@ class Slot:
         self._shadow_buffers = [
             (module, name, buffer.clone())
             for module in host.modules()
-            if module._buffers  # most have none, and to be told so by torch takes longer than a copy
+            if module._buffers  # most have none, and `named_buffers` takes longer to say so than a copy
             for name, buffer in module.named_buffers(recurse=False)
         ]
 
@@ -141,7 +141,7 @@ class Slot:
         return changed
 
     def start_pass(self, *, keep_output: bool) -> None:
-        """Forget the last pass; keep what the slot gives in the next one, for replays."""
+        """Clear the last pass; keep what the slot gives in the next one, for replays."""
         self.keep_output, self._repeat = keep_output, None
 
     @contextmanager

@@ -14,8 +14,8 @@ from torch import nn
 from esper.growth.attach import check_model
 from esper.growth.auto_slots import AUTO, pick
 from esper.growth.blueprints import SlotShape, fitting
-from esper.growth.costs import flops_per_example, seed_flops
-from esper.growth.places import find_places
+from esper.growth.candidates import find_candidates
+from esper.growth.costs import count_parameters, flops_per_example, seed_flops
 from esper.growth.probe import AttachError, probe
 from esper.growth.seed import parameter_count
 from esper.growth.style import find_styles
@@ -141,7 +141,7 @@ def slots(
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     check_model(model)
     seen = probe(model, example)
-    places = find_places(model, seen, layouts or {})
+    places = find_candidates(model, seen, layouts or {})
     chosen = set(pick(model, seen, places))
     hidden = {outer if inner in chosen else inner: inner for inner, outer in places.outer.items()}
     shapes = {path: shape for path, shape in places.shapes.items() if fitting(shape) and path not in hidden}
@@ -161,7 +161,7 @@ def slots(
     same = {path: f"slot {path!r} gives the same tensor as {listed!r}" for path, listed in other.items()}
     return SlotList(
         model=type(model).__name__,
-        parameters=sum(parameter.numel() for parameter in model.parameters()),
+        parameters=count_parameters(model),
         flops=flops_per_example(model, example),
         slots=tuple(found),
         refused=places.refused | refused | same,

@@ -33,7 +33,7 @@ _IN_TEMPLATE = {
     "Any": Any,
     "Path": Path,
     "load_file": load_file,
-    "build": object(),  # nobody else's
+    "build": object(),  # equal to no other value
     "load": object(),
 }
 
@@ -184,7 +184,7 @@ class _Sources:
 
 
 def _definition(part: type | Callable[..., Any]) -> tuple[str, ast.stmt]:
-    """The source without what registers it, and its syntax tree without annotations, which nobody evaluates there."""
+    """The source without what registers it, and its syntax tree without annotations, which are not evaluated there."""
     try:
         text = textwrap.dedent(inspect.getsource(part))
         node = ast.parse(text).body[0]

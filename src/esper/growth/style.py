@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 from esper.growth.blueprints import SlotShape, Style
-from esper.growth.places import host_modules, is_own
+from esper.growth.candidates import host_modules, is_own
 from esper.growth.probe import try_batch, untouched, with_batch
 
 _CALLED: dict[Callable[..., Any], str] = {

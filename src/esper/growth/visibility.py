@@ -62,7 +62,7 @@ def visible_slots(
     seen: Probe,
     given: str | Mapping[str, str] | None,
 ) -> tuple[dict[str, Visibility], dict[str, str]]:
-    """The same for slots that nobody asked for: those that cannot be are left out, with the reason."""
+    """The same for slots that were not asked for by name: those that cannot be are left out, with the reason."""
     try:
         return find_visibility(model, example, shapes, seen, given), {}
     except AttachError as error:

@@ -1,4 +1,4 @@
-"""How well a policy says what its teacher said: accuracy and confusion per head, where the head mattered.
+"""How often a policy decides as its teacher did: accuracy and confusion per head, where the head mattered.
 
 A head counts on the steps where the teacher's operation uses it, and is asked under the teacher's own earlier
 choices: which slot, given the teacher's operation; which blueprint, given the teacher's slot. `decisions` is stricter:
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from esper.actions import HEAD_NAMES
-from esper.offline.rows import Rows
+from esper.offline.rows import EpisodeRows
 from esper.policy.distribution import OP, SLOT, FactoredPolicy
 from esper.policy.network import FactoredRecurrentActorCritic
 
@@ -53,7 +53,7 @@ class Agreement:
 
 
 @torch.inference_mode()
-def agreement(network: FactoredRecurrentActorCritic, rows: Rows) -> Agreement:
+def agreement_with_teacher(network: FactoredRecurrentActorCritic, rows: EpisodeRows) -> Agreement:
     """With the rows' actions, which are the teacher's."""
     out = network(rows.observation, rows.masks, network.initial_state(len(rows)))
     used = out.policy.relevant(rows.action) & rows.valid[..., None]  # [E, T, heads]

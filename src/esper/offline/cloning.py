@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 
 from esper.config import SHARE, check_number
-from esper.offline.agreement import agreement, choices_given
+from esper.offline.agreement import agreement_with_teacher, choices_given
 from esper.offline.fitting import FitConfig, Learned, OnEpoch, imitate, mean_where, new_network, silent
-from esper.offline.rows import Rows, prepare, split, units_of
+from esper.offline.rows import EpisodeRows, prepare_rows, split, units_of
 from esper.policy.distribution import OP
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.rollout.episodes import Episodes
@@ -40,14 +40,14 @@ def clone(
     parts = split(episodes, config.seed)
     network = new_network(network_config, config.seed)
     units = units_of(parts[0], network, config.discount)
-    rows, stop_rows, judge_rows = (prepare(part, units, config.discount, action="label") for part in parts)
+    rows, stop_rows, judge_rows = (prepare_rows(part, units, config.discount, action="label") for part in parts)
     weights = [class_weights(counts, config.balance) for counts in counted(rows, network.uses)]
     stop_rows = balanced(stop_rows, weights)
     imitate(network, balanced(rows, weights), lambda: wrong(network, stop_rows), config, on_epoch)
-    return Learned(network, units, agreement(network, judge_rows))
+    return Learned(network, units, agreement_with_teacher(network, judge_rows))
 
 
-def wrong(network: FactoredRecurrentActorCritic, rows: Rows) -> Tensor:
+def wrong(network: FactoredRecurrentActorCritic, rows: EpisodeRows) -> Tensor:
     """Weighted share of the choices that are not the teacher's, summed over heads: what a controller is judged by.
 
     The cross-entropy is no good guide: one sure mistake in a rare head outweighs a hundred decisions that got better.
@@ -58,12 +58,12 @@ def wrong(network: FactoredRecurrentActorCritic, rows: Rows) -> Tensor:
     return torch.stack([mean_where(error[..., h], used[..., h]) for h in range(used.shape[-1])]).sum()
 
 
-def balanced(rows: Rows, weights: list[Tensor]) -> Rows:
+def balanced(rows: EpisodeRows, weights: list[Tensor]) -> EpisodeRows:
     """The rows with each choice weighted by its class; `weights` has a tensor [classes] per head."""
     return replace(rows, weight=torch.stack([w[rows.action[..., h]] for h, w in enumerate(weights)], dim=-1))
 
 
-def counted(rows: Rows, uses: Tensor) -> list[Tensor]:
+def counted(rows: EpisodeRows, uses: Tensor) -> list[Tensor]:
     """Per head, how often each choice was made where the head mattered, [classes]."""
     used = uses[rows.action[..., OP]] & rows.valid[..., None]
     classes = (rows.masks.slot.shape[-1], rows.masks.blueprint.shape[-1], rows.masks.blend.shape[-1], len(uses))

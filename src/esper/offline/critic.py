@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.env.spaces import ActionMasks, Observation
-from esper.offline.rows import Rows
+from esper.offline.rows import EpisodeRows
 from esper.policy.distribution import BLEND, BLUEPRINT, MASK_VALUE, SLOT, FactoredLogits, FactoredPolicy
 from esper.policy.network import FactoredRecurrentActorCritic, RecurrentState
 
@@ -57,7 +57,7 @@ class FactoredCritic(FactoredRecurrentActorCritic):
     def action_values(self, observation: Observation, masks: ActionMasks, state: RecurrentState) -> ActionValues:
         """For whole episodes [N, T, ...] from the state before their first steps."""
         slots, features = self._encode(observation)
-        core, _ = self._remember(features, state)
+        core, _ = self._core(features, state)
         base: Tensor = self.value_head(core).squeeze(-1)
         return ActionValues(base, self._logits(core, slots, observation, masks), masks, self.uses)
 
@@ -75,7 +75,7 @@ class Twin(nn.Module):
         return self.first, self.second
 
     @torch.no_grad()
-    def smaller(self, rows: Rows) -> Tensor:
+    def smaller(self, rows: EpisodeRows) -> Tensor:
         """Of the slow copies' Q of the rows' actions, [E, T]."""
         state = self.first.initial_state(len(rows))
         first, second = (

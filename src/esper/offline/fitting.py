@@ -1,6 +1,6 @@
 """The loop behind everything that is learnt offline: minibatches of whole episodes, and weights that generalise.
 
-Recorded episodes are few, and a network that may look at them long enough knows them by heart. Two remedies: what is
+Recorded episodes are few, and a network that is trained on them long enough memorises them. Two remedies: what is
 judged and kept is a running average of the weights (cloning some 450 episodes, the op head's held-out accuracy was
 94.4 % without it and 95.2 to 95.6 % with it), and of these averages the one that was best on problems that were not
 learnt from.
@@ -18,7 +18,7 @@ from torch.nn.functional import huber_loss
 from esper.config import WHOLE_AT_LEAST_1, check_ranges
 from esper.env.reward import DISCOUNT
 from esper.offline.agreement import Agreement
-from esper.offline.rows import Rows, Units
+from esper.offline.rows import EpisodeRows, Units
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig, NetworkOutput
 
 OnEpoch = Callable[[str, int, int, float], None]
@@ -27,7 +27,7 @@ MAX_GRADIENT = 1.0
 AVERAGED_STEPS = 100
 """How far back the running average reaches once there are enough steps."""
 VALUE_COEFFICIENT = 0.1
-"""Of a critic beside a policy: low, because a few hundred returns are soon known by heart, and the trunk is shared."""
+"""Of a critic beside a policy: low, because a few hundred returns are soon memorised, and the trunk is shared."""
 
 
 class BrokenLearningError(RuntimeError):
@@ -35,7 +35,7 @@ class BrokenLearningError(RuntimeError):
 
 
 def silent(what: str, done: int, of: int, loss: float) -> None:
-    """Nobody watches."""
+    """The default: nothing is shown."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +70,8 @@ class FitConfig:
 def fit(
     what: str,
     modules: nn.Module,
-    rows: Rows,
-    loss: Callable[[Rows], Tensor],
+    rows: EpisodeRows,
+    loss: Callable[[EpisodeRows], Tensor],
     judge: Callable[[], Tensor],
     config: FitConfig,
     on_epoch: OnEpoch,
@@ -120,12 +120,12 @@ def _copy(tensors: Sequence[Tensor]) -> list[Tensor]:
     return [tensor.clone() for tensor in tensors]
 
 
-def imitation_losses(network: FactoredRecurrentActorCritic, rows: Rows) -> tuple[Tensor, Tensor]:
+def imitation_losses(network: FactoredRecurrentActorCritic, rows: EpisodeRows) -> tuple[Tensor, Tensor]:
     """Of the decisions, and of the values."""
     return losses_of(network(rows.observation, rows.masks, network.initial_state(len(rows))), rows)
 
 
-def losses_of(out: NetworkOutput, rows: Rows) -> tuple[Tensor, Tensor]:
+def losses_of(out: NetworkOutput, rows: EpisodeRows) -> tuple[Tensor, Tensor]:
     """Of the decisions: weighted cross-entropy of each head where the action uses it, averaged there, summed over the
     heads. And of the values."""
     used = out.policy.relevant(rows.action) & rows.valid[..., None]  # [E, T, heads]
@@ -136,11 +136,15 @@ def losses_of(out: NetworkOutput, rows: Rows) -> tuple[Tensor, Tensor]:
 
 
 def imitate(
-    network: FactoredRecurrentActorCritic, rows: Rows, judge: Callable[[], Tensor], config: FitConfig, on_epoch: OnEpoch
+    network: FactoredRecurrentActorCritic,
+    rows: EpisodeRows,
+    judge: Callable[[], Tensor],
+    config: FitConfig,
+    on_epoch: OnEpoch,
 ) -> int:
     """Teach the network the rows' weighted actions and their values."""
 
-    def loss(part: Rows) -> Tensor:
+    def loss(part: EpisodeRows) -> Tensor:
         decisions, values = imitation_losses(network, part)
         return decisions + values
 

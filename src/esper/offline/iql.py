@@ -1,6 +1,6 @@
 """Implicit Q-learning (Kostrikov et al. 2021) over factored, masked, recurrent decisions.
 
-Three losses, none of which ever asks what an action that nobody took would be worth:
+Three losses, none of which needs the value of an action that was not taken:
 
     V   expectile regression of V(s) on Q(s, a) of the recorded actions: an upper expectile is what good actions reach
     Q   r + γ V(s'), squared error, for two critics
@@ -8,7 +8,7 @@ Three losses, none of which ever asks what an action that nobody took would be w
 
 With a `conservative` weight, Q also pays for log Σ exp Q − Q(s, a), as in CQL. V and Q are learnt first and then judge
 every recorded step once; the policy is extracted afterwards, with V as what its own value head learns. Two phases,
-because each then stops at its own best: learnt together, the critics knew 15,000 steps of the toy task by heart before
+because each then stops at its own best: learnt together, the critics had memorised 15,000 steps of the toy task before
 the policy was done (score 4.88 of 5 after 10 epochs, 4.49 after 30).
 """
 
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.config import ABOVE_0, AT_LEAST_0, WITHIN_0_AND_1, check_ranges
-from esper.offline.agreement import agreement
+from esper.offline.agreement import agreement_with_teacher
 from esper.offline.critic import FactoredCritic, Twin
 from esper.offline.fitting import (
     FitConfig,
@@ -34,7 +34,7 @@ from esper.offline.fitting import (
     new_network,
     silent,
 )
-from esper.offline.rows import Rows, Units, prepare, split, units_of
+from esper.offline.rows import EpisodeRows, Units, prepare_rows, split, units_of
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.rollout.episodes import Episodes
 
@@ -57,7 +57,7 @@ class IQLConfig(FitConfig):
     temperature: float = 0.5
     """In standard deviations of the advantage: small copies only the best actions, large copies all (cloning)."""
     conservative: float = 0.0
-    """Weight of the term that keeps the values of actions nobody took low; 0 is plain IQL."""
+    """Weight of the term that keeps the values of actions that were not taken low; 0 is plain IQL."""
 
     def __post_init__(self) -> None:
         FitConfig.__post_init__(self)
@@ -74,7 +74,7 @@ class Values(nn.Module):
             self.v = FactoredRecurrentActorCritic(config)
             self.q = Twin(FactoredCritic(config), FactoredCritic(config))
 
-    def state_value(self, rows: Rows) -> Tensor:
+    def state_value(self, rows: EpisodeRows) -> Tensor:
         """V, [E, T], in return-stds."""
         return self.v.value(rows.observation, self.v.initial_state(len(rows)))
 
@@ -84,7 +84,7 @@ def iql(episodes: Episodes, network_config: NetworkConfig, config: IQLConfig, on
     parts = split(episodes, config.seed)
     network, values = new_network(network_config, config.seed), Values(network_config, config.seed)
     units = units_of(parts[0], network, config.discount)
-    rows, stop_rows, _ = (prepare(part, units, config.discount, action="action") for part in parts)
+    rows, stop_rows, _ = (prepare_rows(part, units, config.discount, action="action") for part in parts)
     fit(
         "values",
         values,
@@ -95,17 +95,17 @@ def iql(episodes: Episodes, network_config: NetworkConfig, config: IQLConfig, on
         on_epoch,
         after_step=lambda: values.q.follow(TARGET_RATE),
     )
-    spread = advantages(values, rows)[rows.valid].std(correction=0).clamp(min=LEAST_SPREAD)
+    spread = action_advantages(values, rows)[rows.valid].std(correction=0).clamp(min=LEAST_SPREAD)
     lesson, stop_lesson = (weighted(values, part, spread, config.temperature) for part in (rows, stop_rows))
     imitate(network, lesson, lambda: imitation_losses(network, stop_lesson)[0], config, on_epoch)
-    judged = agreement(network, prepare(parts[2], units, config.discount, action="label"))
+    judged = agreement_with_teacher(network, prepare_rows(parts[2], units, config.discount, action="label"))
     return Learned(network, units, judged)
 
 
 # -- values -----------------------------------------------------------------------------------------------------------
 
 
-def value_losses(values: Values, rows: Rows, units: Units, config: IQLConfig) -> Tensor:
+def value_losses(values: Values, rows: EpisodeRows, units: Units, config: IQLConfig) -> Tensor:
     """Of V and both Q, in return-stds."""
     v = values.state_value(rows)
     loss = mean_where(expectile_loss(values.q.smaller(rows) - v, config.expectile), rows.valid)
@@ -124,7 +124,7 @@ def expectile_loss(gap: Tensor, expectile: float) -> Tensor:
     return torch.where(gap < 0, 1.0 - expectile, expectile) * gap.square()
 
 
-def bellman_target(rows: Rows, value: Tensor, units: Units, discount: float) -> tuple[Tensor, Tensor]:
+def bellman_target(rows: EpisodeRows, value: Tensor, units: Units, discount: float) -> tuple[Tensor, Tensor]:
     """r + γ V(s') in return-stds, and where it is known: not on the last step of an episode that was cut short."""
     following = torch.cat((value[:, 1:], torch.zeros_like(value[:, :1])), dim=1)
     continues = torch.cat((rows.valid[:, 1:], torch.zeros_like(rows.valid[:, :1])), dim=1)
@@ -133,7 +133,7 @@ def bellman_target(rows: Rows, value: Tensor, units: Units, discount: float) -> 
     return units.values.to_normalised(rows.reward + discount * future), known
 
 
-def return_error(values: Values, rows: Rows) -> Tensor:
+def return_error(values: Values, rows: EpisodeRows) -> Tensor:
     """How well Q foretells the recorded returns of problems it did not learn from. An expectile is no mean, but this
     yardstick stays in place from the first epoch to the last, which a Bellman target does not."""
     return mean_where((values.q.smaller(rows) - rows.value).square(), rows.valid)
@@ -143,15 +143,15 @@ def return_error(values: Values, rows: Rows) -> Tensor:
 
 
 @torch.no_grad()
-def advantages(values: Values, rows: Rows) -> Tensor:
+def action_advantages(values: Values, rows: EpisodeRows) -> Tensor:
     """Q of what was done minus V, [E, T], in return-stds."""
     return values.q.smaller(rows) - values.state_value(rows)
 
 
 @torch.no_grad()
-def weighted(values: Values, rows: Rows, spread: Tensor, temperature: float) -> Rows:
+def weighted(values: Values, rows: EpisodeRows, spread: Tensor, temperature: float) -> EpisodeRows:
     """The rows with each decision weighted by its advantage, and V as the value to learn."""
-    weight = advantage_weights(advantages(values, rows), spread, temperature)
+    weight = advantage_weights(action_advantages(values, rows), spread, temperature)
     return replace(rows, weight=weight[..., None].expand(rows.weight.shape), value=values.state_value(rows))
 
 

@@ -228,7 +228,7 @@ def _episodes(path: Path, header: dict[str, Any], file: TensorFile, schema: Sche
 
 
 def _refusal(path: Path, why: str) -> RecordingError:
-    why = " ".join(why.split())[:500]  # what a hostile file says about itself must not fill a screen
+    why = " ".join(why.split())[:500]  # text from a damaged or hostile file must not fill a screen
     return RecordingError(f"{path} was refused: {why}")
 
 

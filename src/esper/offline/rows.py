@@ -15,7 +15,7 @@ from esper.offline.recording import RecordingError
 from esper.policy.network import FactoredRecurrentActorCritic
 from esper.rollout.episodes import Episodes, map_tensors, minibatches
 
-SHARES = (0.7, 0.15, 0.15)
+SPLIT_SHARES = (0.7, 0.15, 0.15)
 """Of the problems: to learn from, to decide when to stop by, to judge by."""
 LARGEST = 1e15
 """Of recorded numbers: float32 must hold the square of what a policy sees and of what it earned."""
@@ -24,7 +24,7 @@ LEAST_DRAWS = 7
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class EpisodeRows:
     """Padded episodes [E, T, ...] as the network reads them; steps that are not `valid` mean nothing."""
 
     observation: Observation
@@ -43,12 +43,12 @@ class Rows:
     def __len__(self) -> int:
         return self.valid.shape[0]
 
-    def select(self, rows: Tensor) -> Rows:
+    def select(self, rows: Tensor) -> EpisodeRows:
         """These episodes, cut after the longest of them."""
         steps = int(self.valid[rows].sum(1).max())
         return map_tensors(self, lambda tensor: tensor[rows, :steps])
 
-    def shuffled(self, size: int, generator: torch.Generator) -> Iterator[Rows]:
+    def shuffled(self, size: int, generator: torch.Generator) -> Iterator[EpisodeRows]:
         """All of them once, about `size` at a time."""
         for chosen in minibatches(len(self), -(-len(self) // size), generator):
             yield self.select(chosen)
@@ -72,7 +72,7 @@ def split(episodes: Episodes, seed: int) -> tuple[Episodes, Episodes, Episodes]:
             f"{len(draws)} recorded problems are too few to learn from and to judge by: record at least {LEAST_DRAWS}"
         )
     order = draws[torch.randperm(len(draws), generator=torch.Generator().manual_seed(seed))]
-    ends = [max(1, round(share * len(draws))) for share in SHARES[1:]]
+    ends = [max(1, round(share * len(draws))) for share in SPLIT_SHARES[1:]]
     cuts = (len(draws) - sum(ends), len(draws) - ends[1])
     parts = (order[: cuts[0]], order[cuts[0] : cuts[1]], order[cuts[1] :])
     chosen = [torch.isin(episodes.draw, part).nonzero().flatten() for part in parts]
@@ -99,10 +99,12 @@ def units_of(episodes: Episodes, network: FactoredRecurrentActorCritic, discount
     return Units(observations, values)
 
 
-def prepare(episodes: Episodes, units: Units, discount: float, *, action: Literal["label", "action"]) -> Rows:
+def prepare_rows(
+    episodes: Episodes, units: Units, discount: float, *, action: Literal["label", "action"]
+) -> EpisodeRows:
     """Every choice with weight 1, and the recorded returns as values."""
     chosen = episodes.label if action == "label" else episodes.action
-    return Rows(
+    return EpisodeRows(
         observation=units.observations(episodes.observation),
         masks=episodes.masks,
         action=chosen,

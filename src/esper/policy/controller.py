@@ -31,7 +31,7 @@ class Controller(Protocol):
     name: str
 
     def reset(self, seeds: Sequence[int]) -> None:
-        """Begin new episodes, one per seed; forget the old ones."""
+        """Begin new episodes, one per seed; drop the old ones."""
 
     def decide(self, situations: Sequence[Situation]) -> list[Action]:
         """One action per network, in the order of `reset`. Each must be one that its situation allows."""
@@ -45,7 +45,7 @@ class ColumnController(Controller, Protocol):
         """One action per network, [N, heads], without reasons and without waiting for the device."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers of the episodes that it was reset for, as plain data and tensors."""
+        """Its state in the episodes that it was reset for, as plain data and tensors."""
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """After `reset`, with what `state_dict` gave."""
@@ -63,7 +63,7 @@ class RuleController(ABC):
         self._networks = len(seeds)
 
     def state_dict(self) -> dict[str, Any]:
-        """What it remembers of its episodes: nothing, unless a rule says otherwise."""
+        """Its state in its episodes: none, unless a rule says otherwise."""
         return {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:

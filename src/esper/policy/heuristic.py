@@ -77,7 +77,7 @@ class Wait(IntEnum):
 class Heuristic(RuleController):
     """Rules on measured signals; see the module's description.
 
-    It remembers nothing of its own: what was tried is in the columns of what really happened. So its decision can also
+    It has no state of its own: what was tried is in the columns of what really happened. So its decision can also
     be had where another controller acts, as recordings with exploration noise need.
     """
 
@@ -87,7 +87,7 @@ class Heuristic(RuleController):
         self.settings = settings or HeuristicSettings()
 
     def choose(self, world: World, masks: ActionMasks) -> tuple[Tensor, Tensor]:
-        """Tend the first seed that calls for it; without a live seed, see whether to plant."""
+        """Keep or remove the first seed that is ready for it; without a live seed, plant or wait."""
         keep, prune = self._tend(world, masks)
         tend, slot = first(keep | prune)
         kept = F.pad(keep, (0, 1)).gather(1, slot[:, None]).squeeze(1)  # padded: there may be no slot at all

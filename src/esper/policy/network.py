@@ -110,7 +110,7 @@ _RANGES = {
 
 @dataclass(frozen=True, slots=True)
 class RecurrentState:
-    """What the core remembers: hidden and cell, each [layers, N, hidden]. A memoryless policy has 0 layers."""
+    """The state of the core: hidden and cell, each [layers, N, hidden]. A memoryless policy has 0 layers."""
 
     hidden: Tensor
     cell: Tensor
@@ -281,7 +281,7 @@ class FactoredRecurrentActorCritic(nn.Module):
     def forward(self, observation: Observation, masks: ActionMasks, state: RecurrentState) -> NetworkOutput:
         """A step [N, ...] or whole rows [N, T, ...] from the state before their first step."""
         slots, features = self._encode(observation)
-        core, after = self._remember(features, state)
+        core, after = self._core(features, state)
         policy = FactoredPolicy.from_logits(
             self._logits(core, slots, observation, masks), masks, self.uses, self.config.floor
         )
@@ -289,7 +289,7 @@ class FactoredRecurrentActorCritic(nn.Module):
 
     def value(self, observation: Observation, state: RecurrentState) -> Tensor:
         """V of a state that will not be acted upon, [N]: a bootstrap. Disturbs nothing."""
-        core, _ = self._remember(self._encode(observation)[1], state)
+        core, _ = self._core(self._encode(observation)[1], state)
         value: Tensor = self.value_head(core).squeeze(-1)
         return value
 
@@ -299,7 +299,7 @@ class FactoredRecurrentActorCritic(nn.Module):
         slots, pooled = self.slot_encoder(observation)
         return slots, self.features(torch.cat((observation.overall, pooled), dim=-1))
 
-    def _remember(self, features: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
+    def _core(self, features: Tensor, state: RecurrentState) -> tuple[Tensor, RecurrentState]:
         x = self.before_core(features)
         if self.lstm is None:
             assert self.feed_forward is not None
@@ -317,9 +317,9 @@ class FactoredRecurrentActorCritic(nn.Module):
         """One step with the same weights, [N, H]: the cell alone takes half the time of a sequence of length one."""
         hidden, cell = [], []
         for layer, layer_weights in enumerate(lstm.all_weights):
-            x, remembered = torch.lstm_cell(x, (state.hidden[layer], state.cell[layer]), *layer_weights)
+            x, memory = torch.lstm_cell(x, (state.hidden[layer], state.cell[layer]), *layer_weights)
             hidden.append(x)
-            cell.append(remembered)
+            cell.append(memory)
         if len(hidden) == 1:
             return x, RecurrentState(hidden[0][None], cell[0][None])
         return x, RecurrentState(torch.stack(hidden), torch.stack(cell))

@@ -1,4 +1,4 @@
-"""A fixed schedule, read from a small TOML file: the plan is made before the run and never looks at it.
+"""A fixed schedule, read from a small TOML file: the plan is made before the run and does not depend on it.
 
     name = "conv first"
     [[grow]]

@@ -22,11 +22,11 @@ from esper.engine.measure import Evaluation
 from esper.env.learner_env import RewardStep, StepInfo
 from esper.env.observation import decode_one
 from esper.env.reward.config import TERMS
-from esper.env.reward.suspicion import KINDS, Finding
+from esper.env.reward.suspicion import SUSPICION_KINDS, Suspicion
 from esper.lifecycle import ENTERED_BY_ITSELF, GATES, LIVE, Contrast, Stage, Transition
 from esper.rollout.episodes import Episodes, map_tensors, named_tensors
 from esper.rollout.facts import Facts
-from esper.slot_columns import RULES
+from esper.slot_columns import RULE_NAMES
 
 Reports = tuple[tuple[StepInfo, ...], ...]
 
@@ -47,7 +47,7 @@ def render(facts: Facts, rows: Tensor | None = None) -> Reports:
     rendered = []
     for row, (host, size, rules) in enumerate(networks):
         own = {name: column[row] for name, column in steps.items()}
-        limits = dict(zip(RULES, rules, strict=True))
+        limits = dict(zip(RULE_NAMES, rules, strict=True))
         rendered.append(_EpisodeRenderer(own, facts.paths[host], int(size), limits).reports())
     return tuple(rendered)
 
@@ -110,7 +110,7 @@ class _EpisodeRenderer:
             alphas=tuple(at["epoch.alpha"][: len(slots)]),
             verdict=verdict,
         )
-        reward = RewardStep(dict(zip(TERMS, at["reward.terms"], strict=True)), self._findings(t, at), _score(at))
+        reward = RewardStep(dict(zip(TERMS, at["reward.terms"], strict=True)), self._suspicions(t, at), _score(at))
         return StepInfo(record, reward, self._paths, int(at["parameters"]), self._host_parameters)
 
     def _effect(self, t: int, at: dict[str, Any]) -> Effect:
@@ -156,10 +156,10 @@ class _EpisodeRenderer:
             said.append(criterion.describe(self._shown[slot].get(criterion.column, math.nan), limit))
         return ", ".join(said)
 
-    def _findings(self, t: int, at: dict[str, Any]) -> tuple[Finding, ...]:
+    def _suspicions(self, t: int, at: dict[str, Any]) -> tuple[Suspicion, ...]:
         return tuple(
-            Finding(
-                KINDS[kind],
+            Suspicion(
+                SUSPICION_KINDS[kind],
                 t,
                 slot,
                 self._paths[slot],
@@ -169,7 +169,7 @@ class _EpisodeRenderer:
                 at["reward.improvement"][slot],
             )
             for slot in range(len(self._paths))
-            for kind, begun in enumerate(at["reward.findings"][slot])
+            for kind, begun in enumerate(at["reward.suspicions"][slot])
             if begun
         )
 

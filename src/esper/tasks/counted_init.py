@@ -38,10 +38,10 @@ class CountedInit(TorchDispatchMode):  # type: ignore[no-untyped-call]  # torch 
             return tensor
         drawn = self.uniforms(self.used, tensor.numel())
         self.used += tensor.numel()
-        return tensor.copy_(spread(drawn, low, high).reshape(tensor.shape))
+        return tensor.copy_(scaled_uniform(drawn, low, high).reshape(tensor.shape))
 
 
-def spread(drawn: Tensor, low: float, high: float) -> Tensor:
+def scaled_uniform(drawn: Tensor, low: float, high: float) -> Tensor:
     """Uniform numbers from `low` to `high`: bit for bit what torch makes of the same numbers.
 
     torch rounds both ends to float32, and the result once.

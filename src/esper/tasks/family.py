@@ -18,7 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 
 from esper.errors import did_you_mean
-from esper.tasks.registry import Task, check_options, load_task, task_names, task_options
+from esper.tasks.registry import Task, check_task_options, load_task, task_names, task_options
 
 Fact = str | int | float
 
@@ -51,7 +51,7 @@ class Family(Protocol):
 
 
 class BoundedFamily(Family, Protocol):
-    """A family that knows the size of its largest problem: what a rollout buffer must have room for."""
+    """A family whose largest problem is known: what the records of its episodes must have room for."""
 
     @property
     def slots(self) -> int:
@@ -101,7 +101,7 @@ class TaskFamily:
         data_seeds: int | None = None,
         **options: Any,
     ) -> None:
-        check_options(name, options)
+        check_task_options(name, options)
         self.name = name
         self.horizon, self.budget, self.max_seeds = horizon, budget, max_seeds
         # Data from files are read once: another split of them is no other problem, and they may be large.
@@ -216,7 +216,7 @@ def family_of(name: str, *, data_dir: str | Path | None = None, text_file: str |
             f"families in turn cannot read files: train on one of {name!r}, or leave out {_spelled(files)}"
         )
     if files and name not in task_names():
-        get_family(name)  # a name that nobody knows is the first thing to say
+        get_family(name)  # an unknown name is refused before anything else
         raise ValueError(f"the problems of {name!r} are generated and read no files: leave out {_spelled(files)}")
     return get_family(name, **files)
 
@@ -256,10 +256,10 @@ def get_family(name: str, **options: Any) -> NamedFamily:
         return Varied(**({"sorts": [part]} if part else {}), **options)
     if base in ("grammar", "grammar-unseen"):
         from esper.tasks.grammar import Grammar  # noqa: PLC0415
-        from esper.tasks.grammar_forms import PARTS  # noqa: PLC0415
+        from esper.tasks.grammar_forms import DATA_NAMES  # noqa: PLC0415
 
-        if part and part not in PARTS:
-            raise ValueError(f"no part of {base} is called so: {name!r}; try {base}/{f', {base}/'.join(PARTS)}")
+        if part and part not in DATA_NAMES:
+            raise ValueError(f"no part of {base} is called so: {name!r}; try {base}/{f', {base}/'.join(DATA_NAMES)}")
         return Grammar(part=part or None, unseen=base == "grammar-unseen", **options)
     if name == "natural":
         return Natural(**options)

@@ -20,8 +20,8 @@ from esper.tasks.counted_init import DrawNumbers
 from esper.tasks.data import Split, Splits
 from esper.tasks.family import Draw
 from esper.tasks.grammar_data import FIRST_TRAINED, make_data
-from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, PARTS, SIZES, STACKS, STAGES, HostForm
-from esper.tasks.grammar_kinds import Code, Expression, Rule, Structure
+from esper.tasks.grammar_forms import CLASSES, DATA_NAMES, FORMS, LAYOUTS, SIZES, STACKS, STAGES, HostForm
+from esper.tasks.grammar_kinds import ClassRule, Code, Expression, Structure
 from esper.tasks.grammar_settings import (
     ANSWERS,
     EXAMPLES,
@@ -51,10 +51,10 @@ class Grammar:
     horizon = HORIZON[1]
 
     def __init__(self, *, part: str | None = None, unseen: bool = False) -> None:
-        """`part` leaves only the problems of one layout: one of PARTS."""
+        """`part` leaves only the problems of one layout: one of DATA_NAMES."""
         self.name = "grammar-unseen" if unseen else "grammar"
         self.unseen = unseen
-        self.layouts = range(len(LAYOUTS)) if part is None else [PARTS.index(part)]
+        self.layouts = range(len(LAYOUTS)) if part is None else [DATA_NAMES.index(part)]
         self.round = len(self.layouts)
 
     def settings(self, draw_ids: Sequence[int], held_out: bool) -> Settings:
@@ -240,7 +240,7 @@ def _facts(settings: Settings, form: Form) -> tuple[dict[str, str | int | float]
         seeds = compress((row[layout] for row in ANSWERS), wanted)
         made.append(
             {
-                "kind": f"{PARTS[layout]} {_spelled(*kind)}",
+                "kind": f"{DATA_NAMES[layout]} {_spelled(*kind)}",
                 "layout": form.layout,
                 "lacks": "+".join(compress(LACKS, lacks)) or "nothing",
                 "answer": "+".join(f"{seed}@{place}" for seed, place in zip(seeds, places, strict=False)) or "none",
@@ -258,7 +258,7 @@ def _spelled(structure: int, code: int, rule: int, first: int, second: int) -> s
     if code not in (Code.NONE, Code.POINT) and structure != Structure.WAVES:
         words.append(Code(code).name.lower())
     if code == Code.POINT or structure == Structure.VECTOR:
-        both = rule in (Rule.BITS, Rule.SUM)
+        both = rule in (ClassRule.BITS, ClassRule.SUM)
         of = [Expression(one).name.lower() for one in ((first, second) if both else (first,))]
-        words.append(f"{Rule(rule).name.lower()} of {' and '.join(of)}")
+        words.append(f"{ClassRule(rule).name.lower()} of {' and '.join(of)}")
     return " ".join(words)

@@ -238,7 +238,7 @@ def _seen(signal: Tensor, classes: Tensor, settings: Settings, layout: Layout) -
     keys = settings.keys
     signal[..., -1] = noise(keys, Purpose.DISTRACTOR, count, positions) * _wide(settings.loud)[..., 0]
     is_there = (torch.arange(features, device=keys.device) < settings.features[:, None]).float()  # [n, features]
-    basis = orthogonal_rows(keys, channels + 3, is_there)
+    basis = orthogonal_directions(keys, channels + 3, is_there)
     inputs = noise(keys, Purpose.NOISE, count, positions * features).view(n, -1, features)
     inputs *= (is_there * settings.noise.float()[:, None])[:, None]
     inputs.baddbmm_(signal.view(n, -1, channels), basis[:, :channels])
@@ -258,7 +258,7 @@ def _wide(column: Tensor) -> Tensor:
     return column.float()[:, None, None, None]
 
 
-def orthogonal_rows(keys: Tensor, rows: int, is_there: Tensor) -> Tensor:
+def orthogonal_directions(keys: Tensor, rows: int, is_there: Tensor) -> Tensor:
     """[n, rows, features]: random unit vectors within each problem's features, the first of them at right angles.
 
     As many as there are features can be; further ones point anywhere.

@@ -10,7 +10,7 @@ from esper.tasks.problems import Form
 CLASSES = 4
 BATCH = 64
 LAYOUTS: tuple[Layout, ...] = ("dense", "sequence", "conv1d", "conv2d")
-PARTS = ("vector", "sequence", "series", "image")
+DATA_NAMES = ("vector", "sequence", "series", "image")
 """What a person calls the data of each layout: `grammar/vector` and so on."""
 SIZES: dict[Layout, tuple[int, ...]] = {"dense": (), "sequence": (12,), "conv1d": (32,), "conv2d": (8, 8)}
 

@@ -79,7 +79,7 @@ class Expression(IntEnum):
     """The product of three coordinates."""
 
 
-class Rule(IntEnum):
+class ClassRule(IntEnum):
     """How expressions make a class."""
 
     BANDS = 0
@@ -97,7 +97,7 @@ STRUCTURES |= {Structure.ORDER: 0.1}
 """How often training draws with positions have each structure."""
 EXPRESSIONS = tuple(Expression(number) for number in range(9))
 """Those of training draws, equally often."""
-RULES = {Rule.BANDS: 0.3, Rule.CYCLES: 0.15, Rule.BITS: 0.35, Rule.SUM: 0.2}
+CLASS_RULES = {ClassRule.BANDS: 0.3, ClassRule.CYCLES: 0.15, ClassRule.BITS: 0.35, ClassRule.SUM: 0.2}
 
 # How often a symbol looks how, by structure: DIRECTION, LEVEL, POINT, SHAPE, MOTIF. Relations between symbols are hard
 # enough where the symbols themselves are easily told apart.

@@ -7,7 +7,7 @@ from torch import Tensor
 
 from esper.tasks.counted import Purpose, normals
 from esper.tasks.grammar_forms import CLASSES
-from esper.tasks.grammar_kinds import Expression, Rule
+from esper.tasks.grammar_kinds import ClassRule, Expression
 from esper.tasks.grammar_settings import Settings
 
 COORDINATES = 4
@@ -28,12 +28,12 @@ def classes_of(settings: Settings, points: Tensor) -> Tensor:
         for kind, numbers in zip(kinds, drawn, strict=True)
     )
     rule = settings.rule[:, None]
-    rank = ranks(torch.where(rule == Rule.SUM, one + other, one))
+    rank = ranks(torch.where(rule == ClassRule.SUM, one + other, one))
     # The lower and the upper half of the first, each halved by the second: four equal classes from two bits.
     bits = ranks((2 * rank // count) * 1e3 + other) * CLASSES // count
     bands = rank * CLASSES // count
     cycles = (rank * 2 * CLASSES // count) % CLASSES
-    return torch.where(rule == Rule.BITS, bits, torch.where(rule == Rule.CYCLES, cycles, bands))
+    return torch.where(rule == ClassRule.BITS, bits, torch.where(rule == ClassRule.CYCLES, cycles, bands))
 
 
 def expression(kind: Tensor, points: Tensor, used: Tensor, numbers: Tensor, steepness: Tensor) -> Tensor:

@@ -18,15 +18,15 @@ from esper.growth.seed import parameter_count
 from esper.tasks.counted import Purpose, chosen, uniforms
 from esper.tasks.grammar_forms import CLASSES, FORMS, LAYOUTS, SIZES, STAGES, first_pool, forms_of
 from esper.tasks.grammar_kinds import (
+    CLASS_RULES,
     CODES,
     EXPRESSIONS,
-    RULES,
     SPREAD_OUT,
     STRUCTURES,
     UNSEEN,
+    ClassRule,
     Code,
     Expression,
-    Rule,
     Structure,
 )
 
@@ -131,7 +131,7 @@ def draw_settings(keys: Tensor, draw: Tensor, layout: Tensor, unseen: bool) -> S
     latent = torch.tensor(LATENT)[layout]
     distractors = _between(next(u), 0, 2)
     needs = _needs(layout, structure, code, rule, first, second, distractors, gain)
-    lacks = _lacks(layout, form, bends, needs)
+    lacks = _lacks(form, bends, needs)
     places = _places(form, widths)
     room, seeds = next(u), next(u)
     size = host_parameters(form, features, widths)
@@ -179,12 +179,12 @@ def draw_settings(keys: Tensor, draw: Tensor, layout: Tensor, unseen: bool) -> S
 def _kind(layout: Tensor, u: Iterator[Tensor], unseen: bool) -> tuple[Tensor, ...]:
     is_vector = layout == LAYOUTS.index("dense")
     structure = torch.where(is_vector, int(Structure.VECTOR), _weighted(next(u), STRUCTURES))
-    rule = _weighted(next(u), RULES)
+    rule = _weighted(next(u), CLASS_RULES)
     first, second = (_between(next(u), 0, len(EXPRESSIONS) - 1) for _ in range(2))
     if unseen:
         kind = _by_layout(layout, next(u), [[int(one) for one in UNSEEN[name]] for name in LAYOUTS])
         structure, first = torch.where(is_vector, structure, kind), torch.where(is_vector, kind, first)
-        rule = torch.where(is_vector, int(Rule.BANDS), rule)
+        rule = torch.where(is_vector, int(ClassRule.BANDS), rule)
     weights = torch.tensor([CODES[one] for one in Structure], dtype=torch.float64).cumsum(1)
     code = 1 + (next(u)[:, None] >= weights[structure, :-1]).sum(1)
     return structure, torch.where(is_vector, int(Code.NONE), code), rule, first, second
@@ -218,9 +218,11 @@ def _needs(
     gain: Tensor,
 ) -> Tensor:
     """[N, 4] bool in the order of LACKS: what the data need."""
-    # Ordered bands of a linear expression are the one relation that a linear classifier knows.
-    straight = (first == Expression.LINEAR) & (rule == Rule.BANDS)
-    straight |= (first == Expression.LINEAR) & (second == Expression.LINEAR) & _is_in(rule, (Rule.SUM, Rule.BITS))
+    # Ordered bands of a linear expression are the one relation that a linear classifier can compute.
+    straight = (first == Expression.LINEAR) & (rule == ClassRule.BANDS)
+    straight |= (
+        (first == Expression.LINEAR) & (second == Expression.LINEAR) & _is_in(rule, (ClassRule.SUM, ClassRule.BITS))
+    )
     has_relation = (structure == Structure.VECTOR) | (code == Code.POINT)
     neighbour = (code == Code.MOTIF) | (structure == Structure.WAVES)
     far = _is_in(structure, (Structure.ORDER, Structure.GAP, Structure.LEADER))
@@ -232,7 +234,7 @@ def _needs(
     return torch.stack([neighbour & (layout >= LAYOUTS.index("conv1d")), far, bend, gain > GAIN_THAT_NEEDS_A_NORM], 1)
 
 
-def _lacks(layout: Tensor, form: Tensor, bends: Tensor, needs: Tensor) -> Tensor:
+def _lacks(form: Tensor, bends: Tensor, needs: Tensor) -> Tensor:
     sees = torch.tensor([max(one.kernels[: first_pool(one) + 1]) > 1 for one in FORMS])[form]
     attends = torch.tensor([any(one.attends) for one in FORMS])[form]
     lacks = needs & ~torch.stack([sees, attends, bends.any(1), torch.zeros_like(sees)], 1)

@@ -1,4 +1,4 @@
-"""The built-in hosts: plain networks that know nothing about growth.
+"""The built-in hosts: plain networks without code for growth.
 
 This file imports torch alone, because its source travels with an exported model. Each host keeps its constructor's
 keyword arguments (plain JSON data) in `config`, and is a chain of stages, each called exactly once per forward pass;
@@ -27,10 +27,6 @@ class MLPHost(nn.Module):
             nn.Sequential(nn.Linear(inputs[i], width), nn.ReLU()) for i, width in enumerate(widths)
         )
         self.head = nn.Linear(widths[-1], classes)
-
-    @property
-    def default_slots(self) -> list[str]:
-        return [f"stages.{i}" for i in range(len(self.stages))]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = x.flatten(1)  # [batch, in_features]
@@ -101,10 +97,6 @@ class ConvHost(nn.Module):
         if activation:
             stage.append(nn.ReLU())
         return stage
-
-    @property
-    def default_slots(self) -> list[str]:
-        return [f"stages.{i}" for i in range(len(self.stages))]
 
     def pool(self, x: torch.Tensor, factor: int) -> torch.Tensor:
         raise NotImplementedError
@@ -208,10 +200,6 @@ class GPTHost(nn.Module):
                 nn.init.normal_(parameter, std=0.02 / (2 * layers) ** 0.5 if residual else 0.02)
             elif name.endswith("bias"):
                 nn.init.zeros_(parameter)
-
-    @property
-    def default_slots(self) -> list[str]:
-        return [f"blocks.{i}" for i in range(len(self.blocks))]
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         hidden = self.input_dropout(self.embedding(x) + self.positions[: x.shape[1]])

@@ -129,7 +129,7 @@ def image_motif(rng: np.random.Generator, place: int) -> Problem:
     widths = _widths(rng, 8, place, (16, 20))
     scale, size, pools = ((1, 12, (4, 3, 1)), (3, 12, (3, 4, 1)))[place]
     inputs = partial(
-        needs.image_motif, size=size, scale=scale, noise=float(rng.uniform(*((0.3, 0.5), (0.7, 0.9))[place]))
+        needs.folded_motif, size=size, scale=scale, noise=float(rng.uniform(*((0.3, 0.5), (0.7, 0.9))[place]))
     )
     return Problem("conv2d", "motif", (("depthwise", place),), inputs, widths, _conv_host(Conv2dHost, widths, pools))
 
@@ -147,7 +147,7 @@ def image_channel(rng: np.random.Generator, place: int) -> Problem:
 def image_nothing(rng: np.random.Generator, place: int) -> Problem:
     """The fine motif, for a host whose first stage sees neighbours."""
     widths = _widths(rng, int(rng.integers(12, 15)), place, (16, 20))
-    inputs = partial(needs.image_motif, size=12, scale=1, noise=float(rng.uniform(0.2, 0.3)))
+    inputs = partial(needs.folded_motif, size=12, scale=1, noise=float(rng.uniform(0.2, 0.3)))
     return Problem("conv2d", "nothing", (), inputs, widths, _conv_host(Conv2dHost, widths, (4, 3, 1), first_kernel=3))
 
 

@@ -1,4 +1,4 @@
-"""Generated data of which each kind asks for one kind of computation, and hides from the others.
+"""Generated data: each kind can be classified by one kind of computation, and not by the others.
 
 Every function is `(labels, rng, …) -> inputs`: labels [count] from 0 to 3, inputs [count, …] in float64, all random
 numbers from `rng`. What is not the needed computation is made useless by design: classes have the same values in
@@ -93,7 +93,7 @@ def motif_order(labels: Labels, rng: np.random.Generator, *, length: int, distan
 # -- images [count, 2, size, size] -------------------------------------------------------------------------------------
 
 
-def image_motif(labels: Labels, rng: np.random.Generator, *, size: int, scale: int, noise: float) -> Inputs:
+def folded_motif(labels: Labels, rng: np.random.Generator, *, size: int, scale: int, noise: float) -> Inputs:
     """`motif` folded into a square: four levels, two by two, each a patch of `scale` by `scale` positions."""
     images = noise * rng.standard_normal((len(labels), 2, size, size))
     swell = np.sin(np.pi * (np.arange(scale) + 0.5) / scale) * (1.0 if scale == 1 else 1.3)

@@ -122,11 +122,11 @@ def load_task(
     function = _find(name)
     given = {"data_dir": data_dir, "text_file": text_file}
     options |= {key: value for key, value in given.items() if value is not None}
-    check_options(name, options)
+    check_task_options(name, options)
     return function(seed, **options).to(device)
 
 
-def check_options(name: str, options: Iterable[str]) -> None:
+def check_task_options(name: str, options: Iterable[str]) -> None:
     """Refuse an option that the task does not have."""
     known = task_options(name)
     for option in options:

@@ -37,7 +37,7 @@ def read_text(text_file: str | Path) -> str:
         raise FileNotFoundError(f"the text file {path} cannot be read ({error.strerror}): check its path") from None
 
 
-def encode(text: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
+def encode_text(text: str) -> tuple[NDArray[np.int64], tuple[str, ...]]:
     """The text as indices into its symbols, which are in order of their code points."""
     codes = np.frombuffer(text.encode("utf-32-le"), dtype=np.uint32)
     known, counts = np.unique(codes, return_counts=True)
@@ -68,7 +68,7 @@ def window_splits(indices: NDArray[np.int64], context: int, seed: int, source: s
 
 def language_task(name: str, description: str, text: str, seed: int, source: str, host: dict[str, int]) -> Task:
     """A task of predicting the next character of `text` for a GPT host of the given sizes."""
-    indices, symbols = encode(text)
+    indices, symbols = encode_text(text)
     return Task(
         name=name,
         description=description,

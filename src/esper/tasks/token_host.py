@@ -67,10 +67,6 @@ class TokenHost(nn.Module):
         self.pools = list(pools)
         self.head = nn.Linear(widths[-1], classes)
 
-    @property
-    def default_slots(self) -> list[str]:
-        return [f"stages.{i}" for i in range(len(self.stages))]
-
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         for stage, factor in zip(self.stages, self.pools, strict=True):
             x = stage(x)

@@ -67,7 +67,7 @@ def _image(rng: np.random.Generator, held_out: bool) -> tuple[Task, Host]:
 
 def _any_series(rng: np.random.Generator, held_out: bool) -> tuple[Splits, str]:
     if rng.random() < 0.5:
-        return data.curves(rng, held_out), "curves"
+        return data.mnist1d_curves(rng, held_out), "curves"
     return data.waves(rng), "waves"
 
 

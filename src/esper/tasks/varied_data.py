@@ -31,7 +31,7 @@ FIRST_CURVES, CURVE_SETS = 100, 4
 _mnist1d = lru_cache(maxsize=2 * CURVE_SETS)(partial(load_task, "mnist1d"))
 
 
-def curves(rng: np.random.Generator, held_out: bool) -> Splits:
+def mnist1d_curves(rng: np.random.Generator, held_out: bool) -> Splits:
     """The digits of `mnist1d`."""
     seed = FIRST_CURVES + int(rng.integers(CURVE_SETS)) + (CURVE_SETS if held_out else 0)
     return _mnist1d(seed=seed).splits

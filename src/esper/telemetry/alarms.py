@@ -1,4 +1,4 @@
-"""The table of alarm rules; a new alarm is one entry of RULES. `health.py` applies them to every update of a run.
+"""The table of alarm rules; a new alarm is one entry of ALARM_RULES. `health.py` applies them to every update of a run.
 
 Too small is as wrong as too large: a KL of 1e-9 once passed for health. Metric names are those of
 `esper.agent.metrics`; a metric that is missing or NaN is not judged, except by `non_finite`.
@@ -14,7 +14,7 @@ from enum import IntEnum
 from esper.actions import HEAD_NAMES
 from esper.telemetry.records import Severity
 
-MARGIN = 1.25
+CLEAR_MARGIN = 1.25
 """An update is clear when its number is back behind the limit by this factor: a limit that is grazed is one alarm."""
 RATIO_HIGH, RATIO_LOW = 5.0, 0.1
 """A probability ratio outside this range is an explosion; the update lists such steps."""
@@ -25,7 +25,7 @@ ENTROPY_COLLAPSED = 0.1
 VANISHING, EXPLODING = 1e-6, 100.0
 """Gradient norms below or above these multiples of the clip norm."""
 KL_EXTREME = (1.0, 0.5, 0.5)
-LEAST_LIVE = 0.01
+STARVED_SHARE = 0.01
 """A head that took effect on a smaller share of steps has no entropy or gradient to judge: it is starved."""
 
 
@@ -73,7 +73,7 @@ class CheckedUpdate:
 
     def live(self, metric: str, missing: float) -> bool:
         """Whether the head of this metric took effect on enough steps to be judged."""
-        return self.metrics.get(f"{_head(metric)}/live_fraction", missing) >= LEAST_LIVE
+        return self.metrics.get(f"{_head(metric)}/live_fraction", missing) >= STARVED_SHARE
 
 
 Condition = Callable[[CheckedUpdate, str], bool]
@@ -81,7 +81,7 @@ Condition = Callable[[CheckedUpdate, str], bool]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rule:
+class AlarmRule:
     """One kind of anomaly: which numbers, from where on, for how long, what it means and what to try."""
 
     metrics: tuple[str, ...] = ()
@@ -90,7 +90,7 @@ class Rule:
     """Bad above this limit, or these by phase, where None is not judged. Either this or the next."""
     below: float | tuple[float | None, ...] | None = None
     margin: float | None = None
-    """Clear when so far behind the limit; otherwise by MARGIN, for limits that are positive."""
+    """Clear when so far behind the limit; otherwise by CLEAR_MARGIN, for limits that are positive."""
     in_clip_norms: bool = False
     """The limit is a multiple of the clip norm."""
     seen: Callable[[CheckedUpdate, str], float] = lambda update, metric: update.metrics.get(metric, math.nan)
@@ -117,7 +117,7 @@ class Rule:
         for metric in self._names():
             seen = self.seen(update, metric)
             if not math.isnan(seen) and self.judged(update, metric):
-                reading = compare(metric, seen, limit, self.above is not None, self.margin)
+                reading = compare_with_limit(metric, seen, limit, self.above is not None, self.margin)
                 yield replace(reading, bad=False, clear=True) if self.excused(update, metric) else reading
 
     def _names(self) -> list[str]:
@@ -125,13 +125,15 @@ class Rule:
         return [m.replace("HEAD", head) for m, names in zip(self.metrics, heads, strict=True) for head in names]
 
 
-def compare(metric: str, seen: float, limit: float, above: bool, margin: float | None = None) -> Reading:
+def compare_with_limit(metric: str, seen: float, limit: float, above: bool, margin: float | None = None) -> Reading:
     """Bad beyond the limit, clear when behind it by the margin."""
     if above:
         return Reading(
-            metric, seen, limit, seen > limit, seen <= (limit / MARGIN if margin is None else limit - margin)
+            metric, seen, limit, seen > limit, seen <= (limit / CLEAR_MARGIN if margin is None else limit - margin)
         )
-    return Reading(metric, seen, limit, seen < limit, seen >= (limit * MARGIN if margin is None else limit + margin))
+    return Reading(
+        metric, seen, limit, seen < limit, seen >= (limit * CLEAR_MARGIN if margin is None else limit + margin)
+    )
 
 
 def _head(metric: str) -> str:
@@ -149,7 +151,7 @@ def _ratios(update: CheckedUpdate) -> Iterator[Reading]:
     exploded = explosion_share(update.metrics) > RATIO_SHARE
     for metric, limit, above in (("ratio_max", RATIO_HIGH, True), ("ratio_min", RATIO_LOW, False)):
         if not math.isnan(update.metrics.get(metric, math.nan)):
-            reading = compare(metric, update.metrics[metric], limit, above)
+            reading = compare_with_limit(metric, update.metrics[metric], limit, above)
             yield reading if exploded else replace(reading, bad=False, clear=True)
 
 
@@ -182,22 +184,22 @@ def _decided(update: CheckedUpdate, metric: str) -> bool:
     return update.improved and update.phase >= (RunPhase.LATE if _head(metric) == "op" else RunPhase.EARLY)
 
 
-RULES = {
-    "non_finite": Rule(
+ALARM_RULES = {
+    "non_finite": AlarmRule(
         read=_not_finite,
         severity="error",
         meaning="a number of the update is NaN or infinite; if weights are, nothing learnt after this is real",
         remedy="look at `skipped` and the per-head gradient norms, lower the learning rate, resume from before this "
         "update",
     ),
-    "skipped_steps": Rule(
+    "skipped_steps": AlarmRule(
         metrics=("skipped",),
         above=0.0,
         severity="error",
         meaning="the gradient of some minibatches was not finite, and their steps were not taken",
         remedy="lower the learning rate; check rewards and observations for infinities",
     ),
-    "lstm_not_finite": Rule(
+    "lstm_not_finite": AlarmRule(
         metrics=("lstm/finite",),
         below=1.0,
         margin=0.0,
@@ -205,27 +207,27 @@ RULES = {
         meaning="the recurrent state holds NaN or infinity: every later decision of those environments is made of it",
         remedy="resume from before this update; check the observations for infinities",
     ),
-    "ratio_explosion": Rule(
+    "ratio_explosion": AlarmRule(
         read=_ratios,
         meaning="an action became many times more (or less) likely within one update: steps are too large, or the "
         "replay does not match the rollout",
         remedy="lower the learning rate or the number of epochs; `first_ratio_gap` tells a mismatch from a large step",
     ),
-    "kl_extreme": Rule(
+    "kl_extreme": AlarmRule(
         metrics=("kl_max",),
         above=KL_EXTREME,
         severity="error",
         meaning="one update replaced the policy: what was learnt before is probably lost",
         remedy="resume from before this update with a lower learning rate",
     ),
-    "kl_spike": Rule(
+    "kl_spike": AlarmRule(
         metrics=("kl_max",),
         above=(0.2, 0.1, 0.1),
         judged=lambda update, metric: update.metrics[metric] <= KL_EXTREME[update.phase],  # one step is one alarm
         meaning="one update moved the policy far from the one that gathered its data",
         remedy="lower the learning rate or the number of epochs, or set target_kl",
     ),
-    "kl_stalled": Rule(
+    "kl_stalled": AlarmRule(
         metrics=("kl",),
         below=1e-7,
         judged=_several_minibatches,
@@ -235,7 +237,7 @@ RULES = {
         "is skipped. Small is not healthy",
         remedy="look at the gradient norm per head, at `optimizer_steps` and at the learning rate",
     ),
-    "clip_stalled": Rule(
+    "clip_stalled": AlarmRule(
         metrics=("clip_fraction",),
         below=(None, 1e-4, 1e-4),
         judged=_several_minibatches,
@@ -243,9 +245,9 @@ RULES = {
         meaning="no ratio ever reaches the clip range: steps are so small that the data of a rollout is not used up",
         remedy="raise the learning rate or the number of epochs",
     ),
-    "head_starved": Rule(
+    "head_starved": AlarmRule(
         metrics=("HEAD/live_fraction",),
-        below=LEAST_LIVE,
+        below=STARVED_SHARE,
         judged=lambda update, metric: _head(metric) in update.had_choice,
         excused=lambda update, metric: update.improved and update.phase is RunPhase.LATE,
         updates=5,
@@ -254,7 +256,7 @@ RULES = {
         remedy="raise entropy_coefficient (or the weight of op in head_entropy_weights), or set --floor, the least "
         "probability of a legal choice",
     ),
-    "entropy_collapse": Rule(
+    "entropy_collapse": AlarmRule(
         metrics=("HEAD/entropy",),
         below=(0.3, ENTROPY_COLLAPSED, 0.5 * ENTROPY_COLLAPSED),  # late in a run a policy may be surer of itself
         judged=lambda update, metric: _head(metric) in update.had_choice and update.live(metric, missing=1.0),
@@ -265,7 +267,7 @@ RULES = {
         remedy="raise entropy_coefficient (or that head's weight in head_entropy_weights), or set --floor, the least "
         "probability of a legal choice",
     ),
-    "value_collapse": Rule(
+    "value_collapse": AlarmRule(
         metrics=("explained_variance",),
         below=(-0.5, -0.2, 0.0),
         margin=0.05,
@@ -274,7 +276,7 @@ RULES = {
         remedy="look at the scale of the returns (`return_std`), raise the value coefficient, or lower the learning "
         "rate",
     ),
-    "value_stuck": Rule(
+    "value_stuck": AlarmRule(
         metrics=("explained_variance",),
         below=(None, None, 0.05),
         updates=15,
@@ -282,14 +284,14 @@ RULES = {
         remedy="look at `value_gradient_norm`; raise the value coefficient or the number of epochs; returns may be "
         "pure noise",
     ),
-    "gradient_exploding": Rule(
+    "gradient_exploding": AlarmRule(
         metrics=("gradient_norm",),  # the mean over minibatches: single ones stray by a factor of five
         above=EXPLODING,
         in_clip_norms=True,
         meaning="the gradient is far above the clip norm, so that its direction is that of a few steps",
         remedy="look at the scale of rewards and returns; lower the learning rate",
     ),
-    "gradient_vanishing": Rule(
+    "gradient_vanishing": AlarmRule(
         metrics=("gradient_norm", "value_gradient_norm", "trunk_gradient_norm", "HEAD/gradient_norm"),
         below=VANISHING,
         in_clip_norms=True,
@@ -299,7 +301,7 @@ RULES = {
         meaning="a part of the network gets no gradient: it is cut off, saturated, or its loss is constant",
         remedy="look at which part it is; check masks, detached tensors and the loss's coefficient",
     ),
-    "gradient_drift": Rule(
+    "gradient_drift": AlarmRule(
         # Upwards only: gradients become smaller as a policy decides, and have an alarm if they vanish.
         metrics=("gradient_norm",),
         above=(None, 0.5, 0.5),
@@ -309,7 +311,7 @@ RULES = {
         "changed",
         remedy="compare `return_std`, `value_loss` and the entropies before and after",
     ),
-    "lstm_saturated": Rule(
+    "lstm_saturated": AlarmRule(
         metrics=("lstm/hidden_rms", "lstm/cell_rms"),
         above=10.0,
         judged=_after_a_step,
@@ -317,7 +319,7 @@ RULES = {
         meaning="the recurrent state has grown so large that its gates are stuck",
         remedy="check that observations are bounded; lower the learning rate",
     ),
-    "lstm_dead": Rule(
+    "lstm_dead": AlarmRule(
         metrics=("lstm/hidden_rms", "lstm/cell_rms"),
         below=1e-6,
         judged=_after_a_step,
@@ -325,7 +327,7 @@ RULES = {
         meaning="the recurrent state is all but zero: the policy has no memory",
         remedy="look at `trunk_gradient_norm`; check that states are not reset at every step",
     ),
-    "return_collapse": Rule(
+    "return_collapse": AlarmRule(
         read=lambda update: () if update.returns is None else (update.returns,),
         updates=3,
         meaning="returns have fallen far below the best level of this run, by more than their usual spread",
@@ -335,11 +337,11 @@ RULES = {
 """By name. Those of one update are reported in this order."""
 
 
-def rules_with(gradient_limits: tuple[float, float]) -> dict[str, Rule]:
-    """RULES with other limits of vanishing and exploding gradients, in clip norms (R120)."""
+def rules_with(gradient_limits: tuple[float, float]) -> dict[str, AlarmRule]:
+    """ALARM_RULES with other limits of vanishing and exploding gradients, in clip norms (R120)."""
     vanishing, exploding = gradient_limits
     return {
-        **RULES,
-        "gradient_vanishing": replace(RULES["gradient_vanishing"], below=vanishing),
-        "gradient_exploding": replace(RULES["gradient_exploding"], above=exploding),
+        **ALARM_RULES,
+        "gradient_vanishing": replace(ALARM_RULES["gradient_vanishing"], below=vanishing),
+        "gradient_exploding": replace(ALARM_RULES["gradient_exploding"], above=exploding),
     }

@@ -1,6 +1,6 @@
 """Watching a run: the alarm rules applied to every update, what they need from earlier updates, and escalation.
 
-An anomaly is reported when its rule has held for `Rule.updates` updates in a row, then not again until it has been
+An anomaly is reported when its rule has held for `AlarmRule.updates` updates in a row, then not again until it has been
 clearly over for RECOVERY updates, or as a reminder after REMINDER. `HealthMonitor` is what a training loop calls.
 """
 
@@ -13,7 +13,7 @@ from statistics import fmean, variance
 from typing import Any
 
 from esper.actions import HEAD_NAMES
-from esper.telemetry.alarms import RULES, CheckedUpdate, Reading, Rule, RunPhase
+from esper.telemetry.alarms import ALARM_RULES, AlarmRule, CheckedUpdate, Reading, RunPhase
 from esper.telemetry.recorder import RunRecorder
 from esper.telemetry.records import Event, Level, Severity
 
@@ -116,7 +116,7 @@ class ReturnLevel:
 
 @dataclass(slots=True)
 class _Track:
-    """What the detector remembers of one rule for one metric."""
+    """The state of one rule for one metric."""
 
     streak: int = 0
     clear: int = 0
@@ -157,7 +157,7 @@ class Anomaly:
 class AnomalyDetector:
     """Judges updates one after another."""
 
-    def __init__(self, clip_norm: float, rules: Mapping[str, Rule] = RULES) -> None:
+    def __init__(self, clip_norm: float, rules: Mapping[str, AlarmRule] = ALARM_RULES) -> None:
         self.clip_norm = clip_norm
         self.rules = rules
         self._drift = GradientDrift()
@@ -188,7 +188,7 @@ class AnomalyDetector:
         improved, returns = self._improvement.shown, self._returns.read(metrics)
         return CheckedUpdate(metrics, phase, self.clip_norm, improved, self._had_choice, drift, returns)
 
-    def _explain(self, name: str, rule: Rule, reading: Reading) -> Anomaly:
+    def _explain(self, name: str, rule: AlarmRule, reading: Reading) -> Anomaly:
         lasting = f" for {rule.updates} updates" if rule.updates > 1 else ""
         limit = f"limit {reading.limit:.3g}" if math.isfinite(reading.limit) else "not a finite number"
         message = (

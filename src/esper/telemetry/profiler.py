@@ -99,7 +99,7 @@ def profiling(
     """Profile the steps inside, on whatever device there is, into `folder`; None profiles nothing.
 
     Of the steps, `wait` are left out and `warm_up` run without being kept; then `active` are kept, once: traces are
-    large. The folder is made absolute at once, so that a run that changes its directory writes where it was told.
+    large. The folder is made absolute at once, so that it does not move with the working directory.
     """
     if folder is None:
         yield Profile(None)

@@ -87,7 +87,7 @@ class SlotState:
     """Points of accuracy with the seed over without it."""
     contribution_error: float | None = None
     shadow: float | None = None
-    """The same as promised on the shadow pass."""
+    """The same for a seed that does not act yet, by its shadow pass."""
     shadow_error: float | None = None
 
 

@@ -48,7 +48,7 @@ class RunStore:
         self._pending: list[Statement] = []
         self._error: Exception | None = None
         self._closed = False
-        atexit.register(self.close)  # a caller who forgets to close still loses nothing
+        atexit.register(self.close)  # nothing is lost where a caller does not close
 
     def add(self, *statements: Statement) -> None:
         """Keep statements for the next flush; those of one call are never split over two transactions."""
@@ -74,7 +74,7 @@ class RunStore:
         self.add((f"INSERT INTO sessions ({columns}) VALUES (?, ?, ?, ?, ?)", [row]))
 
     def rewind(self, update: int) -> int:
-        """Forget everything after `update`, in one transaction; gives the number of rows that went.
+        """Delete everything after `update`, in one transaction; gives the number of rows that went.
 
         A run that resumes from the checkpoint of that update then writes the rows of an uninterrupted run.
         """
@@ -173,7 +173,7 @@ def open_readonly(run: Path) -> Iterator[sqlite3.Connection]:
 
 
 def _readable(path: Path) -> sqlite3.Connection:
-    # A store in a folder where nothing may be created cannot have SQLite's shared memory file; if nobody writes it,
+    # A store in a folder where nothing may be created cannot have SQLite's shared memory file; if it is at rest,
     # it can be read as a file that does not change.
     log = path.with_name(path.name + "-wal")
     modes = ["mode=ro"] if _size(log) > 0 else ["mode=ro", "immutable=1"]
@@ -205,7 +205,7 @@ def _open(path: Path, migrations: tuple[str, ...]) -> sqlite3.Connection:
         raise StoreError(f"cannot open the run store {path}: {error}") from error
     try:
         connection.execute("PRAGMA journal_mode = WAL")
-        # An fsync for each transaction, one an update: like a checkpoint, what flush() promised survives a power cut.
+        # An fsync for each transaction, one an update: like a checkpoint, what flush() wrote survives a power cut.
         connection.execute("PRAGMA synchronous = FULL")
         _upgrade(connection, path, migrations)
     except sqlite3.Error as error:

@@ -14,7 +14,7 @@ from torch import Tensor
 from esper.actions import HEAD_NAMES, Op
 from esper.engine.governor import FAULTS
 from esper.env.reward.config import TERMS
-from esper.env.reward.suspicion import KINDS
+from esper.env.reward.suspicion import SUSPICION_KINDS
 from esper.growth.blueprints import blueprint_names
 from esper.lifecycle import Stage
 from esper.rollout.episodes import Episodes
@@ -24,11 +24,11 @@ from esper.telemetry.records import EpisodeColumns
 
 BULK = 256
 """Rollouts of more episodes are recorded in bulk: at 25 steps each, every decision would be over 1 MB an update."""
-SAMPLED = 8
+EPISODES_IN_FULL = 8
 """Episodes of such a rollout whose decisions and events are recorded."""
 
 
-def sample(draws: Tensor, count: int = SAMPLED) -> Tensor:
+def sample(draws: Tensor, count: int = EPISODES_IN_FULL) -> Tensor:
     """[count] rows to record step by step: those with the least hash of draw id and row, the same ones every time."""
     rows = torch.arange(len(draws), device=draws.device)
     mixed = draws * -7046029254386353131 + rows * -4658895280553007687  # odd constants of splitmix64; wraps
@@ -74,8 +74,8 @@ def counts(episodes: Episodes, facts: Facts) -> dict[str, float]:
     found |= _named("transitions", [stage.name for stage in Stage], facts.entered())
     fault = facts.steps.epoch.fault[facts.played]
     found |= _named("faults", FAULTS, torch.bincount(fault[fault >= 0], minlength=len(FAULTS)))
-    suspected = facts.steps.reward.findings & facts.played[..., None, None]
-    found |= _named("suspicions", KINDS, suspected.sum((0, 1, 2)))
+    suspected = facts.steps.reward.suspicions & facts.played[..., None, None]
+    found |= _named("suspicions", SUSPICION_KINDS, suspected.sum((0, 1, 2)))
     found |= _named("reward", TERMS, facts.rewards().mean(0))
     return found | _scores(facts)
 

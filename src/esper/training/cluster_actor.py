@@ -26,7 +26,7 @@ SHARED_BYTES = 65_536
 
 
 @dataclass(frozen=True, slots=True)
-class Facts:
+class NodeFacts:
     """What must be the same on all nodes, and where this actor is."""
 
     esper: str
@@ -41,8 +41,8 @@ class Facts:
     """The file that its error output goes to, on its node."""
 
 
-def facts() -> Facts:
-    return Facts(
+def node_facts() -> NodeFacts:
+    return NodeFacts(
         esper=__version__,
         source=source_digest(),
         torch=str(torch.__version__).partition("+")[0],  # not "+cpu" or "+cu130": the driver may have a GPU
@@ -70,16 +70,16 @@ def _error_log() -> str | None:
         return None
 
 
-class Actor:
+class ClusterActor:
     """A worker process on some node. It keeps the last function, with its state, from job to job."""
 
     def __init__(self) -> None:
         torch.set_num_threads(1)
         self._function: tuple[str, Callable[[Any], Any] | None] = ("", None)
 
-    def facts(self) -> dict[str, object]:
-        """Plain data: the driver may have another version of the class, and wants to say so."""
-        return asdict(facts())
+    def node_facts(self) -> dict[str, object]:
+        """Plain data: the driver may have another version of the class, and then reports that."""
+        return asdict(node_facts())
 
     def run(self, key: str, function: bytes, job: bytes, *shared: bytes) -> bytes:
         """The pickled answer to a job: what the function gave, or what it raised. `key` names the function."""
@@ -89,7 +89,7 @@ class Actor:
                 self._function = (key, pickle.loads(function))
             work = self._function[1]
             assert work is not None
-            answer = work(unpack(job, shared))
+            answer = work(unpack_job(job, shared))
         except Exception as error:
             answer = error
         try:
@@ -153,7 +153,7 @@ class _Unpickler(pickle.Unpickler):
         return self._shared[number]
 
 
-def pack(job: object) -> tuple[bytes, list[bytes]]:
+def pack_job(job: object) -> tuple[bytes, list[bytes]]:
     """A job, and the large bytes that it holds."""
     file = io.BytesIO()
     pickler = _Pickler(file)
@@ -161,5 +161,5 @@ def pack(job: object) -> tuple[bytes, list[bytes]]:
     return file.getvalue(), pickler.left_out
 
 
-def unpack(packed: bytes, shared: Sequence[bytes]) -> Any:
+def unpack_job(packed: bytes, shared: Sequence[bytes]) -> Any:
     return _Unpickler(io.BytesIO(packed), shared).load()

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple
 from esper.errors import first_line
 from esper.telemetry.records import Severity
 from esper.training import cluster_actor
-from esper.training.cluster_actor import Facts
+from esper.training.cluster_actor import NodeFacts
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +64,7 @@ class Member:
     """What it works on: a reference of Ray's, or None."""
     ticket: object = None
     """Whose job that is; None while it introduces itself."""
-    facts: Facts | None = None
+    facts: NodeFacts | None = None
     """None until it has introduced itself."""
     since: float = field(default_factory=time.monotonic)
 
@@ -147,7 +147,7 @@ class Members:
             for _ in range(0 if node in self._refused else room - present):
                 if self._most is None or len(self._members) < self._most:
                     self._members.append(self._start(node, _name(facts)))
-        self._check_that_somebody_is_there(alive)
+        self._check_for_usable_nodes(alive)
 
     def _room(self, node: dict[str, Any]) -> int:
         has = node["Resources"]
@@ -158,11 +158,11 @@ class Members:
         strategies = import_module("ray.util.scheduling_strategies")
         resources = {"num_cpus": 1} if self.actors == "cpu" else {"num_cpus": 1, "num_gpus": 1}
         here = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
-        kind = self.ray.remote(cluster_actor.Actor)
+        kind = self.ray.remote(cluster_actor.ClusterActor)
         handle = kind.options(**resources, memory=ACTOR_MEMORY, max_restarts=0, scheduling_strategy=here).remote()
         return Member(handle, node, where, pending=handle.facts.remote())
 
-    def _check_that_somebody_is_there(self, alive: dict[str, Any]) -> None:
+    def _check_for_usable_nodes(self, alive: dict[str, Any]) -> None:
         """Nodes may still come, unless all that could work were refused."""
         usable = [node for node, facts in alive.items() if self._room(facts)]
         if usable and all(node in self._refused for node in usable):
@@ -181,7 +181,7 @@ class Members:
         return [one for one in self._members if one.facts and one.pending is None and one.node not in self._refused]
 
     def assign(self, member: Member, ticket: object, key: str, *parts: Any) -> None:
-        """`parts`: the function, the job, and what it shares with others, as `Actor.run` takes them."""
+        """`parts`: the function, the job, and what it shares with others, as `ClusterActor.run` takes them."""
         member.pending, member.ticket = member.handle.run.remote(key, *parts), ticket
         member.since = time.monotonic()
 
@@ -214,8 +214,8 @@ class Members:
 
     def _welcome(self, member: Member, said: dict[str, Any]) -> None:
         """Let it work if its code is the driver's. Another Esper may say less about itself."""
-        known: dict[str, Any] = {one.name: said.get(one.name) for one in fields(Facts)}
-        here, there = cluster_actor.facts(), Facts(**known)
+        known: dict[str, Any] = {one.name: said.get(one.name) for one in fields(NodeFacts)}
+        here, there = cluster_actor.node_facts(), NodeFacts(**known)
         ours = {"esper": f"{here.esper} ({here.source})", "torch": here.torch}
         theirs = {"esper": f"{there.esper} ({there.source})", "torch": there.torch}
         if wrong := [f"{name} {theirs[name]}, here it is {ours[name]}" for name in ours if ours[name] != theirs[name]]:
@@ -238,7 +238,7 @@ class Members:
         for other in [one for one in self._members if one.node == member.node and one.pending is None]:
             self._members.remove(other)
             self._kill(other)
-        self._looked = 0.0  # whether somebody is left is found out now
+        self._looked = 0.0  # whether an actor is left is found out now
 
     def _lose(self, member: Member, error: Exception) -> tuple[str, bool]:
         """Strike an actor off; why it ended, and whether its node ended with it."""
@@ -257,7 +257,7 @@ class Members:
         return why, by_node
 
     def _fetch_log(self, member: Member, path: str | None) -> Any:
-        """Its last lines, read on its own node; nobody waits for them yet."""
+        """Its last lines, read on its own node; they are not waited for yet."""
         if path is None:
             return None
         strategies = import_module("ray.util.scheduling_strategies")

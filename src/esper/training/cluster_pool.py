@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 import torch
 
 from esper.errors import first_line
-from esper.training.cluster_actor import pack
+from esper.training.cluster_actor import pack_job
 from esper.training.cluster_members import ClusterError, Ended, Members
 from esper.training.pools import Pool, never
 
@@ -123,7 +123,7 @@ class _Call:
         self._shared: dict[int, tuple[bytes, Any]] = {}
 
     def packed(self, index: int) -> list[Any]:
-        job, large = pack(self._jobs[index])
+        job, large = pack_job(self._jobs[index])
         self._pool.members.sent += len(job)
         return [job, *(self._pool.share(value, self._shared) for value in large)]
 

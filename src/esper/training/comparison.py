@@ -31,7 +31,7 @@ from esper.training.controls import (
 )
 from esper.training.evaluation import Job, PackedController, batch_size, jobs_for, run_jobs
 from esper.training.pools import Executor
-from esper.training.results import PASSES, EpisodeResult, Results
+from esper.training.results import PASSES_OF_AN_UPDATE, EpisodeResult, Results
 from esper.training.statistics import (
     Estimate,
     Floats,
@@ -51,7 +51,7 @@ CONTROLS_EXPECTED = 5
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class ComparisonRow:
     """One controller, or one static control, in the table. Estimates are over draws, with 95 % intervals."""
 
     name: str
@@ -205,7 +205,7 @@ def _plan(found: Comparison) -> tuple[dict[str, Plan], dict[tuple[int, Static], 
 # -- from results to rows -------------------------------------------------------------------------------------------
 
 
-def summarise(found: Comparison) -> list[Row]:
+def summarise(found: Comparison) -> list[ComparisonRow]:
     """One row per controller on the draws that all of them completed, then one per control."""
     numbers = found.common
     if not numbers:
@@ -233,12 +233,12 @@ def _row(
     found: Comparison,
     rivals: tuple[Mapping[int, EpisodeResult], Mapping[int, EpisodeResult]],
     on_front: bool,
-) -> Row:
+) -> ComparisonRow:
     scores = [result.score for result in results.values()]
     to_none, to_rule = (_differences(results, rival) for rival in rivals)
     regrets = [capacity_regret(result, static_hosts(found, number)) for number, result in results.items()]
     known_regrets = [regret for regret in regrets if regret is not None]
-    return Row(
+    return ComparisonRow(
         name=name,
         is_control=is_control,
         episodes=len(results),
@@ -284,13 +284,13 @@ def _ratio(results: Mapping[int, EpisodeResult], name: str) -> float:
 
 def host_training_flops(result: EpisodeResult) -> float:
     """FLOPs of training the host alone to the draw's horizon."""
-    return PASSES * result.host_flops * result.examples / result.epochs * result.horizon
+    return PASSES_OF_AN_UPDATE * result.host_flops * result.examples / result.epochs * result.horizon
 
 
 # -- as JSON ----------------------------------------------------------------------------------------------------------
 
 
-def to_json(found: Comparison, rows: Sequence[Row]) -> dict[str, Any]:
+def comparison_json(found: Comparison, rows: Sequence[ComparisonRow]) -> dict[str, Any]:
     """Everything: the table, and every episode behind it."""
     return {
         "format": FORMAT,

@@ -18,11 +18,12 @@ import torch
 from torch import nn
 
 from esper.env.rent import RENT_RATE, score
+from esper.growth.costs import count_parameters
 from esper.growth.graft import graft
 from esper.growth.seed import Seed
 from esper.tasks.family import Draw, Family, get_family
 from esper.training.evaluation import Job
-from esper.training.results import PASSES, EpisodeResult, KeptSeed, Results
+from esper.training.results import PASSES_OF_AN_UPDATE, EpisodeResult, KeptSeed, Results
 
 WIDTH_RATIOS = (1.5, 2.5, 4.0, 8.0)
 """Parameters of the wider hosts, as multiples of the draw's own. Growth beyond the last one is judged by the last."""
@@ -80,7 +81,7 @@ def wider(make_host: Callable[[], nn.Module], ratio: float) -> Callable[[], nn.M
     if "widths" not in config:
         raise ValueError(f"a {kind.__name__} has no widths that could be scaled")
     widths = [int(width) for width in config["widths"]]
-    wanted = ratio * _count(host)
+    wanted = ratio * count_parameters(host)
     # One factor reaches a ratio somewhere between itself squared and itself; steps of 2 % are finer than whole widths.
     factors = np.geomspace(1.0, max(2.0, ratio), num=1 + math.ceil(math.log(max(2.0, ratio)) / 0.02))
     choices = sorted({tuple(max(1, round(width * factor)) for width in widths) for factor in factors})
@@ -90,11 +91,7 @@ def wider(make_host: Callable[[], nn.Module], ratio: float) -> Callable[[], nn.M
 
 def _size(kind: type[nn.Module], config: dict[str, Any], widths: tuple[int, ...]) -> int:
     with torch.device("meta"):
-        return _count(kind(**{**config, "widths": list(widths)}))
-
-
-def _count(module: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in module.parameters())
+        return count_parameters(kind(**{**config, "widths": list(widths)}))
 
 
 # -- which controls to run -------------------------------------------------------------------------------------------
@@ -110,7 +107,7 @@ def from_scratch(grown: Mapping[int, EpisodeResult], equal: Literal["epochs", "f
 
 def _affordable(result: EpisodeResult) -> int | None:
     """Epochs of the final network at the cost of the whole growth, to the nearest one."""
-    per_epoch = PASSES * result.flops * result.examples // result.epochs
+    per_epoch = PASSES_OF_AN_UPDATE * result.flops * result.examples // result.epochs
     epochs = max(1, round(result.training_flops / per_epoch))
     return None if epochs == result.horizon else epochs
 

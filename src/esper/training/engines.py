@@ -19,8 +19,8 @@ import torch
 
 from esper.config import EngineName, EngineOption
 from esper.engine.precision import Precision
+from esper.engine.stacked.blueprints import without_batched_form
 from esper.engine.stacked.memory import available, memory_of
-from esper.engine.stacked.seeds import without_batched_form
 from esper.env.growth_env import GrowthEnv
 from esper.env.stacked_env import StackedEnv
 from esper.errors import RefusedError
@@ -31,7 +31,7 @@ from esper.tasks.stacking import BatchedFamily, by_member, form_of, sorts_of, st
 FEWEST, MOST = 16, 64
 """Networks of a stack on a CPU. A step of 16 costs 230 ms of a core and each further one 5 (dense hosts, measured), so
 larger stacks are better for a core and smaller ones for many cores."""
-PARTS = 16
+STACKS_ON_CPU = 16
 """Into so many stacks a CPU divides what is to be played, if that leaves at least `FEWEST` in each."""
 MOST_ON_GPU = 512
 """Networks of one job on a GPU, where several processes play: more would leave the others waiting for the largest."""
@@ -126,7 +126,7 @@ def stack_size(networks: int, device: torch.device | str) -> int:
     not depend on how many processes share the work. A GPU takes all at once."""
     if torch.device(device).type != "cpu":
         return networks
-    return max(FEWEST, min(MOST, math.ceil(networks / PARTS)))
+    return max(FEWEST, min(MOST, math.ceil(networks / STACKS_ON_CPU)))
 
 
 def check_memory(family: Family, networks: int, device: torch.device | str, *, first: int = 0) -> str:

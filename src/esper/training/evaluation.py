@@ -31,7 +31,7 @@ from esper.training.pools import Executor, never, run_each
 from esper.training.results import EpisodeResult, Results, result_of_learner, results_of_stacks
 from esper.training.workers import Processes
 
-BATCH = 4
+EAGER_BATCH = 4
 """Networks that train side by side in one process. Small, so that progress is seen often and workers end together."""
 STACKED_BATCH = 1024
 """The same as a stack on a GPU, at most."""
@@ -95,7 +95,7 @@ def jobs_for(
     *,
     held_out: bool = True,
     noise: float = 0.0,
-    batch: int = BATCH,
+    batch: int = EAGER_BATCH,
     engine: EngineName | None = None,
     rent: float = RENT_RATE,
 ) -> list[Job]:
@@ -110,7 +110,7 @@ def jobs_for(
 
 def batch_size(engine: EngineName | None, networks: int, device: torch.device | str) -> int:
     """Networks of one job, by the engine and how many draws there are, and nothing else."""
-    return min(STACKED_BATCH, stack_size(networks, device)) if engine == "stacked" else BATCH
+    return min(STACKED_BATCH, stack_size(networks, device)) if engine == "stacked" else EAGER_BATCH
 
 
 def run_jobs(

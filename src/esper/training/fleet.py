@@ -1,9 +1,9 @@
 """The environments of a training run: whole episodes, in this process or in worker processes, with the same numbers.
 
 On a CPU an episode is played by one process from its first step to its last, with a copy of the policy, and the next
-idle worker takes the next episode: nobody waits for the slowest network of a step. An episode depends on its draw, the
-policy and its own seed, so where it is played changes nothing. With the per-network engine on a GPU all networks step
-side by side, as one batch of this process: processes take turns there, and four were slower than one
+idle worker takes the next episode: no worker waits for the slowest network of a step. An episode depends on its draw,
+the policy and its own seed, so where it is played changes nothing. With the per-network engine on a GPU all networks
+step side by side, as one batch of this process: processes take turns there, and four were slower than one
 (docs/performance.md).
 
 With the stacked engine a job is a stack. On a CPU its size follows from how many episodes there are (`stack_size`). On
@@ -45,7 +45,7 @@ from esper.training.pools import Executor, InProcess
 from esper.training.workers import Processes
 
 log = logging.getLogger(__name__)
-SHARES = 2.0
+SHARES_OF_GPU = 2.0
 """Even shares of a GPU's memory that one process may use. Stacks differ in size: of 16 processes the largest came to
 its even share (8.7 GiB) while all together used half of the GPU."""
 
@@ -97,10 +97,10 @@ class PolicyPlayer:
     def _play(self, job: PolicyJob) -> Played:
         size = len(job.draws)
         if self._sharing > 0 and torch.device(self._device).type == "cuda":
-            # MPS has few connections, and a process takes eight unless told otherwise; read when CUDA starts.
+            # MPS has few connections, and a process takes eight by default; read when CUDA starts.
             os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")
             self._give_back_memory()  # what this process only keeps for later, another may need now
-            torch.cuda.set_per_process_memory_fraction(min(1.0, SHARES / self._sharing))
+            torch.cuda.set_per_process_memory_fraction(min(1.0, SHARES_OF_GPU / self._sharing))
         if self._env is None or self._env.size != size:  # made here, not in the parent: an environment does not travel
             self._env = None
             self._env = make_env(self._engine, self._family, size, self._device, **self._settings)

@@ -32,7 +32,7 @@ from esper.telemetry.health import AnomalyDetector, HealthMonitor
 from esper.telemetry.profiler import PhaseTimers
 from esper.telemetry.recorder import RunRecorder
 from esper.telemetry.records import Event, Level
-from esper.training.bulk import BULK, SAMPLED
+from esper.training.bulk import BULK, EPISODES_IN_FULL
 from esper.training.engines import Engine, choose_engine
 from esper.training.fleet import Fleet, seeds_for
 from esper.training.journal import Journal, RolloutSummary
@@ -109,7 +109,7 @@ class Trainer:
             log.warning(
                 "more than %d environments: every episode is recorded, decisions and events only of %d an update",
                 BULK,
-                SAMPLED,
+                EPISODES_IN_FULL,
             )
         self.monitor = HealthMonitor(
             self.recorder, AnomalyDetector(config.ppo.max_grad_norm, rules_with(config.gradient_limits))

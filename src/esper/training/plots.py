@@ -17,7 +17,7 @@ from esper.lifecycle import Stage
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-    from esper.training.comparison import Comparison, Row
+    from esper.training.comparison import Comparison, ComparisonRow
     from esper.training.own.history import History
     from esper.training.statistics import Estimate
 
@@ -133,7 +133,7 @@ def _draw_stages(axes: Axes, history: History) -> None:
 # -- a comparison ------------------------------------------------------------------------------------------------------
 
 
-def plot_comparison(path: Path, found: Comparison, rows: Sequence[Row]) -> None:
+def plot_comparison(path: Path, found: Comparison, rows: Sequence[ComparisonRow]) -> None:
     """Left: what accuracy costs in parameters. Right: the score that all are judged by, with its interval."""
     height = 1.9 + max(3.2, 0.36 * len(rows))
     with drawing(path, 1, 2, figsize=(12.5, height), width_ratios=[1.2, 1.0]) as (figure, (left, right)):
@@ -145,7 +145,7 @@ def plot_comparison(path: Path, found: Comparison, rows: Sequence[Row]) -> None:
         figure.suptitle(title, x=0.01, ha="left", fontsize=12)
 
 
-def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
+def _styles(rows: Sequence[ComparisonRow]) -> dict[str, dict[str, Any]]:
     """A colour per controller; networks from scratch have their controller's, other static ones are grey."""
     controllers = [row.name for row in rows if not row.is_control]
     colours = {name: COLOURS[i % len(COLOURS)] for i, name in enumerate(controllers)}
@@ -158,7 +158,7 @@ def _styles(rows: Sequence[Row]) -> dict[str, dict[str, Any]]:
     return styles
 
 
-def _draw_sizes(axes: Axes, rows: Sequence[Row], styles: dict[str, dict[str, Any]], rent: float) -> None:
+def _draw_sizes(axes: Axes, rows: Sequence[ComparisonRow], styles: dict[str, dict[str, Any]], rent: float) -> None:
     axes.margins(x=0.2)  # room for the name of the rightmost point
     for row in rows:
         point, style = (row.parameters_ratio, row.test_accuracy.value), styles[row.name]
@@ -180,7 +180,7 @@ def _draw_sizes(axes: Axes, rows: Sequence[Row], styles: dict[str, dict[str, Any
     axes.legend(frameon=False, fontsize=8, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.11))  # hides no bar
 
 
-def _join(axes: Axes, rows: Sequence[Row], **style: Any) -> None:
+def _join(axes: Axes, rows: Sequence[ComparisonRow], **style: Any) -> None:
     ordered = sorted(rows, key=lambda row: row.parameters_ratio)
     if len(ordered) > 1:
         points = [row.parameters_ratio for row in ordered], [row.test_accuracy.value for row in ordered]
@@ -199,7 +199,7 @@ def _draw_equal_scores(axes: Axes, rent: float) -> None:
     axes.set(xlim=(x0, x1), ylim=(y0, y1))
 
 
-def _draw_scores(axes: Axes, rows: Sequence[Row], styles: dict[str, dict[str, Any]], rent: float) -> None:
+def _draw_scores(axes: Axes, rows: Sequence[ComparisonRow], styles: dict[str, dict[str, Any]], rent: float) -> None:
     for place, row in enumerate(rows):
         style = styles[row.name]
         axes.errorbar(row.score.value, place, xerr=error_bar(row.score), capsize=3, elinewidth=1.0, **style)

@@ -12,7 +12,7 @@ from esper.telemetry.records import TRAIN
 from esper.telemetry.store import open_readonly
 from esper.training.statistics import PairedTest, paired, paired_t_test
 
-PARTS = 5
+PARTS_OF_A_RUN = 5
 """A run is cut into this many parts, of which the first and the last are compared."""
 
 
@@ -51,7 +51,7 @@ def progress(episodes: Iterable[tuple[int, int, float]]) -> Progress | None:
     updates = sorted(by_update)
     if len(updates) < 2:
         return None
-    share = max(1, len(updates) // PARTS)
+    share = max(1, len(updates) // PARTS_OF_A_RUN)
     first, last = (
         [pair for update in part for pair in by_update[update]] for part in (updates[:share], updates[-share:])
     )

@@ -27,7 +27,7 @@ from esper.tasks.family import Draw
 from esper.tasks.problems import Problems
 from esper.tasks.stacking import plain_host, slot_shapes
 
-PASSES = 3
+PASSES_OF_AN_UPDATE = 3
 """A training update costs this many forward passes: forward, and backward at twice that."""
 
 
@@ -202,7 +202,7 @@ def _host_flops(problems: Problems, row: int) -> int:
 def training_flops(
     records: Sequence[EpochRecord], host_flops: int, shapes: Sequence[SlotShape], examples_per_epoch: int
 ) -> int:
-    """What the training cost: `PASSES` forward passes, of the network as it was in that epoch, per example seen.
+    """What the training cost: `PASSES_OF_AN_UPDATE` forward passes of the network of that epoch, per example seen.
 
     Each incubating seed adds one more such pass, through the network with that seed. That is an upper bound: the shadow
     pass really starts at the seed's slot and spares the host's weights. Measuring on the validation set is not counted.
@@ -217,5 +217,5 @@ def training_flops(
         costs = {i: seed_flops(name, shapes[i], blend) for i, (name, blend) in planted.items()}
         network = host_flops + sum(costs[i] for i, stage in enumerate(record.stages) if stage in IN_FORWARD)
         shadows = sum(network + costs[i] for i, stage in enumerate(record.stages) if stage is Stage.TRAINING)
-        total += PASSES * examples_per_epoch * (network + shadows)
+        total += PASSES_OF_AN_UPDATE * examples_per_epoch * (network + shadows)
     return total

@@ -51,7 +51,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: Path, config: TrainConfig) -> RunFolder:
-        """A new run, for somebody to train in later."""
+        """A new run, to be trained in later."""
         with cls.begin(path, config) as folder:
             return folder
 
@@ -170,7 +170,7 @@ class RunFolder:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """Two processes in one run would mix their histories. A process that dies lets go, however it dies."""
+        """Two processes in one run would mix their histories. The lock ends with its process, however that ends."""
         try:
             handle = os.open(self.path / ".lock", os.O_CREAT | os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         except OSError as error:

@@ -20,7 +20,7 @@ LONG = 5_000
 """Episodes of a run from which on it is worth some seconds to say beforehand how long it will take."""
 WARM_UP, TIMED = 3, 3
 """Steps before time is taken (seeds begin to grow, kernels are loaded), and while."""
-SAMPLED = 1024
+MOST_TIMED = 1024
 """Networks that are timed on a GPU, at most; one more there costs less, so the estimate is rather too long."""
 
 
@@ -60,7 +60,7 @@ def _steps_per_second(config: TrainConfig, engine: EngineName, device: torch.dev
     """Of one process, with seeds that random decisions plant."""
     some = _round(config)
     if engine == "stacked":
-        size = min(config.envs, stack_size(config.envs, device), SAMPLED)
+        size = min(config.envs, stack_size(config.envs, device), MOST_TIMED)
         some = (some * -(-size // len(some)))[:size]
     env = make_env(engine, config.family(), len(some), device, precision=config.precision, compiled=config.compiled)
     actor = ControllerActor(RandomLegal())

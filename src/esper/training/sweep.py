@@ -31,7 +31,7 @@ from esper.training.session import begin_session
 from esper.training.statistics import Estimate, bootstrap_table
 from esper.training.train_config import PRESETS, TrainConfig
 
-AT_ONCE = 5
+UPDATES_PER_JOB = 5
 """Updates of a job: what a lost actor can lose."""
 KEYS = ("preset", "seeds", "common", "settings")
 PLAN = "sweep.json"
@@ -51,7 +51,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SweepJob:
     """A job: the files of a run, to be trained until so many updates are done."""
 
     name: str
@@ -166,12 +166,12 @@ class Sweep:
                     progress(sum(map(self.done, self.runs)), total, part.name)
         return all(self.done(run) >= run.config.updates for run in self.runs)
 
-    def _part(self, run: Run) -> Part:
-        until = min(self.done(run) + AT_ONCE, run.config.updates)
-        return Part(run.name, read_files(self.of(run).path), until)
+    def _part(self, run: Run) -> SweepJob:
+        until = min(self.done(run) + UPDATES_PER_JOB, run.config.updates)
+        return SweepJob(run.name, read_files(self.of(run).path), until)
 
 
-def advance(part: Part, device: str = "cpu") -> dict[str, bytes]:
+def advance(part: SweepJob, device: str = "cpu") -> dict[str, bytes]:
     """The files of a run that has been trained further, in a folder of this machine."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)

@@ -119,7 +119,7 @@ def tune(
     search = _Search(settings, sum(one.episodes for one in rounds), progress)
     for one in rounds:
         numbers = range(first + one.start, first + one.stop)
-        # The plan knows the first draws; should later ones be longer, the budget still holds.
+        # The plan is made from the first draws; if later ones are longer, the budget still holds.
         cost = len(search.survivors) * sum(drawn.draw(number).horizon for number in numbers)
         if search.steps + cost > budget_steps:
             break

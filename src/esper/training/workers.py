@@ -3,9 +3,9 @@
 Workers are fresh interpreters (spawn), with one torch thread each. They ignore the signals that end a command, which
 are the parent's to handle, and they end with the parent, however that ends: their pipe breaks.
 
-How long a job takes nobody knows, so a worker shows in another way that it is alive: a thread of it sends a beat every
-second through a pipe of its own. One that is stopped, or hangs where no thread can run, is silent; it is ended, and the
-parent says so instead of waiting for ever.
+How long a job takes is not known before, so a worker shows in another way that it works: a thread of it sends a beat
+every second through a pipe of its own. One that is stopped, or hangs where no thread can run, is silent; it is ended,
+and the parent says so instead of waiting for ever.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Worker:
         """Seconds of silence after which it was ended."""
         self._watch = threading.Thread(target=self._listen, name=f"watch-{process.pid}", daemon=True)
         self._watch.start()
-        # Where nobody closes it: multiprocessing would end it by SIGTERM, which it ignores, and wait.
+        # Where it is not closed: multiprocessing would end it by SIGTERM, which it ignores, and wait.
         self._last_resort = util.Finalize(self, process.kill, exitpriority=10)
 
     def send(self, job: Any) -> None:
@@ -80,7 +80,7 @@ class Worker:
                     self.beats.recv_bytes()
                     silent, limit = 0.0, SILENT_SECONDS
                 now = time.monotonic()
-                # At most a few polls: where Ctrl-Z stopped the parent as well, that time was nobody's silence.
+                # At most a few polls: where Ctrl-Z stopped the parent as well, that time was no worker's silence.
                 silent += min(now - before, 5 * POLL_SECONDS)
                 before = now
             self._given_up = limit

@@ -17,7 +17,7 @@ import torch
 from side_by_side import DEVICES, EVERYTHING, ON_CUDA, OPEN, Differences, Small, Turns, compare_episodes, with_nan
 
 from esper.actions import BLENDS, Op
-from esper.engine.stacked.seeds import BATCHED
+from esper.engine.stacked.blueprints import BATCHED
 from esper.env.growth_env import GrowthEnv
 from esper.env.stacked_env import StackedEnv
 from esper.growth.blueprints import Layout

@@ -15,7 +15,7 @@ from side_by_side import DEVICES, ON_CUDA, pack, scrambled
 from torch import Tensor, nn
 from torch.testing import assert_close
 
-from esper.engine.stacked.composition import Lives
+from esper.engine.stacked.composition import SeedStates
 from esper.engine.stacked.hosts import MOMENTUM, Statistics
 from esper.engine.stacked.passes import Leaves, StackedPass
 from esper.engine.stacked.stack import Stack
@@ -108,8 +108,8 @@ def stack_of(hosts: list[Host], device: str) -> Stack:
 def bare_pass(stack: Stack, rows: Sequence[int]) -> StackedPass:
     """Networks without seeds."""
     none = np.zeros((len(rows), stack.slots))
-    lives = Lives(none.astype(np.int64), none.astype(np.int64), none.astype(np.bool_), none)
-    return stack.prepare(torch.tensor(rows, device=stack.device), lives)
+    states = SeedStates(none.astype(np.int64), none.astype(np.int64), none.astype(np.bool_), none)
+    return stack.prepare(torch.tensor(rows, device=stack.device), states)
 
 
 def inputs_of(stack: Stack) -> Tensor:

@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from esper.engine.stacked import adamw, functions
-from esper.engine.stacked.seeds import Place
+from esper.engine.stacked.blueprints import Place
 from esper.growth.blueprints import Layout
 
 ON_GPU = torch.cuda.is_available()
@@ -120,7 +120,7 @@ def test_patches_and_filters(compare: Callable[..., None], layout: Layout, kerne
     place = place_of(layout)
     taps = drawn(len(WIDTHS), CHANNELS, kernel ** len(place.sizes), seed=1)
     compare(lambda x: functions.Patches.apply(x, kernel), activations(place))
-    compare(lambda x, w: functions.Depthwise.apply(x, w, kernel), activations(place), taps)
+    compare(lambda x, w: functions.DepthwiseConv.apply(x, w, kernel), activations(place), taps)
 
 
 def test_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -140,7 +140,7 @@ def test_adamw(monkeypatch: pytest.MonkeyPatch) -> None:
         moments = adamw.Moments.of(drawn(2, 1500) * real)
         young = torch.ones(2, dtype=torch.bool, device=DEVICE)
         table = adamw.rate_table(course, moments.steps, young, 3, torch.float32)
-        updates = adamw.Updates(moments, table, course.updates, real, same=False)
+        updates = adamw.EpochUpdates(moments, table, course.updates, real, same=False)
         for number in range(3):
             updates.step(drawn(2, 1500, seed=number), torch.tensor([number], device=DEVICE))
         return [updates.finish().values, updates.gradient]

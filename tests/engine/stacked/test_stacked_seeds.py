@@ -12,9 +12,9 @@ from torch import Tensor
 from torch.testing import assert_close
 
 from esper.actions import BLENDS
-from esper.engine.stacked import seeds
+from esper.engine.stacked import blueprints
+from esper.engine.stacked.blueprints import BATCHED, Place
 from esper.engine.stacked.parameters import Table
-from esper.engine.stacked.seeds import BATCHED, Place
 from esper.growth.blueprints import Layout, SlotShape, blueprint_names, fitting
 from esper.growth.seed import Seed, parameter_count
 
@@ -63,7 +63,7 @@ def test_every_blueprint_of_a_layout_has_a_batched_form() -> None:
 @pytest.mark.parametrize(("layout", "name", "blend"), CASES)
 def test_first_weights_are_those_that_torch_draws_and_sizes_are_true(layout: Layout, name: str, blend: str) -> None:
     place, gated = place_of(layout), blend == "gated"
-    body, gate = Table(BATCHED[layout][name].parameters(place)), Table(seeds.gate_parameters(place))
+    body, gate = Table(BATCHED[layout][name].parameters(place)), Table(blueprints.gate_parameters(place))
     count = int((body.drawn + gate.drawn).max())
     rows = range(len(CHANNELS))
     uniforms = torch.stack([torch.rand(count, generator=torch.Generator().manual_seed(row)) for row in rows])
@@ -90,7 +90,7 @@ def test_outputs_and_gradients_are_those_of_the_plain_seeds(layout: Layout, name
     """The ramp "sigmoid" is another alpha, and no other module."""
     place, batched, gated = place_of(layout, device), BATCHED[layout][name], blend == "gated"
     tolerance = {"rtol": 0.0, "atol": 1e-11 if device == "cpu" else ON_CUDA}
-    tables = Table(batched.parameters(place)), Table(seeds.gate_parameters(place))
+    tables = Table(batched.parameters(place)), Table(blueprints.gate_parameters(place))
     rows = range(len(CHANNELS))
     plain = [scrambled(Seed(name, slot_shape(layout, row), blend), row) for row in rows]
     leaves = []
@@ -110,8 +110,8 @@ def test_outputs_and_gradients_are_those_of_the_plain_seeds(layout: Layout, name
     h = inputs.to(device, copy=True).requires_grad_()
     out = batched.forward(tables[0].split(leaves[0]), batched.constants(place), h)
     if gated:
-        constants = seeds.gate_constants(place)
-        out = h + seeds.gate(tables[1].split(leaves[1]), constants, h, is_map=place.is_map) * (out - h)
+        constants = blueprints.gate_constants(place)
+        out = h + blueprints.gate(tables[1].split(leaves[1]), constants, h, is_map=place.is_map) * (out - h)
     (out * wanted.to(device)).sum().backward()
     assert h.grad is not None
     for row in rows:

@@ -13,10 +13,10 @@ from pathlib import Path
 from esper.config import ConfigError, read_table, settings_from
 
 DEFAULT_CONTROLLER = "small"
-"""Who decides in `esper grow` and `esper.grow` where nobody is named. The only place that says so; docs/results.md has
+"""The controller of `esper grow` and `esper.grow` where none is named. The only place that says so; docs/results.md has
 the reasons."""
 
-FOLDER = Path(__file__).parent
+SHIPPED_FOLDER = Path(__file__).parent
 
 
 class ShippedError(ValueError):
@@ -24,7 +24,7 @@ class ShippedError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Score:
+class ShippedScore:
     """What `esper compare` gave the shipped file, in its score, with 95 % intervals."""
 
     on: str
@@ -60,12 +60,12 @@ class Provenance:
     machine: str
     git_commit: str
     torch: str
-    score: Score | None
+    score: ShippedScore | None
     """None: not judged yet."""
     sha256: str
     """Of the safetensors file."""
     blueprints: list[str]
-    """The kinds of seed that it knows, in the order of their numbers."""
+    """The kinds of seed that it can plant, in the order of their numbers."""
     layout: str
     """Of the observations that it reads."""
 
@@ -78,14 +78,15 @@ STATED = ("summary", "commands", "seeds", "env_steps", "wall_seconds", "machine"
 
 
 def shipped_names() -> tuple[str, ...]:
-    files = [*FOLDER.glob("*.json"), *FOLDER.glob("*.safetensors")]  # what lacks one of its two is told, not hidden
+    files = [path for suffix in ("json", "safetensors") for path in SHIPPED_FOLDER.glob(f"*.{suffix}")]
+    # What lacks one of its two files is listed, too.
     return tuple(sorted({path.stem for path in files}))
 
 
 def shipped_path(name: str) -> Path:
     """The policy's file, after making sure that it is the one that was shipped."""
     known = provenance(name)
-    path = FOLDER / f"{name}.safetensors"
+    path = SHIPPED_FOLDER / f"{name}.safetensors"
     if not path.exists():
         raise ShippedError(f"{path} is missing: install Esper again")
     if hashlib.sha256(path.read_bytes()).hexdigest() != known.sha256:
@@ -100,7 +101,7 @@ def provenance(name: str) -> Provenance:
     """What is known about a shipped controller. The policy's file is not looked at."""
     if name not in shipped_names():
         raise ShippedError(f"no controller {name!r} comes with Esper; there are: {', '.join(shipped_names())}")
-    path = FOLDER / f"{name}.json"
+    path = SHIPPED_FOLDER / f"{name}.json"
     try:
         return settings_from(read_table(path), Provenance, path.name, complete=True)
     except ConfigError as error:

@@ -95,7 +95,7 @@ def rate_table(course: Course, steps: Tensor, young: Tensor, updates: int, dtype
     return torch.stack(columns, -1).to(dtype)
 
 
-class Updates:
+class EpochUpdates:
     """An epoch's updates of one set of weights."""
 
     def __init__(self, worked: Moments, table: Tensor, made: Tensor, real: Tensor, *, same: bool) -> None:

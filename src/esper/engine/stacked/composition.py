@@ -1,4 +1,4 @@
-"""Who passes where: the lives of N networks at one moment, turned into index tensors for one stacked pass.
+"""Which rows pass where: states of the seeds of N networks at one moment, as index tensors for one stacked pass.
 
 A pass has a *row* for each network, and further rows for variants of it: a network with an incubating seed at full
 strength (its shadow), or without one of its live seeds. A variant's row begins at the slot where it differs, so nothing
@@ -22,7 +22,7 @@ Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
-class Lives:
+class SeedStates:
     """Of the networks that take part, [n, slots] each, on the CPU."""
 
     stage: Ints
@@ -40,17 +40,17 @@ class Lives:
         return found
 
     @property
-    def grown(self) -> Lives:
+    def grown(self) -> SeedStates:
         """Without incubating seeds."""
         stage = np.where(self.incubating, int(Stage.DORMANT), self.stage)
-        return Lives(stage, self.blueprint, self.gated, self.alpha)
+        return SeedStates(stage, self.blueprint, self.gated, self.alpha)
 
-    def select(self, rows: Ints) -> Lives:
-        return Lives(self.stage[rows], self.blueprint[rows], self.gated[rows], self.alpha[rows])
+    def select(self, rows: Ints) -> SeedStates:
+        return SeedStates(self.stage[rows], self.blueprint[rows], self.gated[rows], self.alpha[rows])
 
-    def cut(self, slots: int) -> Lives:
+    def cut(self, slots: int) -> SeedStates:
         """The first slots alone."""
-        return Lives(*(getattr(self, name)[:, :slots] for name in ("stage", "blueprint", "gated", "alpha")))
+        return SeedStates(*(getattr(self, name)[:, :slots] for name in ("stage", "blueprint", "gated", "alpha")))
 
     @property
     def removable(self) -> NDArray[np.bool_]:
@@ -60,7 +60,7 @@ class Lives:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SeedGroup:
     """The seeds of one blueprint at one slot. Its call has rows for [incubating, acting, acting in a variant]."""
 
     blueprint: int
@@ -96,7 +96,7 @@ class Gates:
 class SlotRows:
     """What happens at one slot. Rows are sorted by part."""
 
-    parts: tuple[Part, ...]
+    parts: tuple[SeedGroup, ...]
     attached: Tensor
     """Rows that an acting seed changes: of networks and of variants."""
     alpha: Tensor
@@ -127,16 +127,16 @@ class Composition:
     """Of all variants: bool, whether it is a shadow."""
 
 
-def compose(lives: Lives, *, removals: bool, device: torch.device, dtype: torch.dtype) -> Composition:
+def compose(states: SeedStates, *, removals: bool, device: torch.device, dtype: torch.dtype) -> Composition:
     """With the shadows of all incubating seeds; `removals` adds every network without each of its removable seeds."""
-    networks, slots = lives.stage.shape
+    networks, slots = states.stage.shape
     variant_networks: Ints = np.zeros(0, dtype=np.int64)
     variant_slots: list[int] = []
     variant_shadows: list[bool] = []
     found, before = [], []
     for slot in range(slots):
         before.append(variant_networks)
-        rows, started, left = _slot(lives, slot, variant_networks, removals, device, dtype)
+        rows, started, left = _slot(states, slot, variant_networks, removals, device, dtype)
         found.append(rows)
         variant_networks = np.concatenate([variant_networks, started, left])
         variant_slots += [slot] * (len(started) + len(left))
@@ -157,11 +157,11 @@ def compose(lives: Lives, *, removals: bool, device: torch.device, dtype: torch.
 
 
 def _slot(
-    lives: Lives, slot: int, variants: Ints, removals: bool, device: torch.device, dtype: torch.dtype
+    states: SeedStates, slot: int, variants: Ints, removals: bool, device: torch.device, dtype: torch.dtype
 ) -> tuple[SlotRows, Ints, Ints]:
     """The slot, and the networks whose shadows, and whose removals, begin here."""
-    n = len(lives.stage)
-    acting, incubating, kind = lives.acting[:, slot], lives.incubating[:, slot], lives.blueprint[:, slot]
+    n = len(states.stage)
+    acting, incubating, kind = states.acting[:, slot], states.incubating[:, slot], states.blueprint[:, slot]
     parts, attached, detached, again_networks = [], [], [], []
     for blueprint in np.unique(kind[acting | incubating]):
         young = np.flatnonzero(incubating & (kind == blueprint))
@@ -175,17 +175,17 @@ def _slot(
         detached.append(young)
     everyone = _joined(again_networks)  # network of each attached row
     young = _joined(detached)
-    left = np.flatnonzero(lives.removable[:, slot]) if removals else np.zeros(0, dtype=np.int64)
+    left = np.flatnonzero(states.removable[:, slot]) if removals else np.zeros(0, dtype=np.int64)
 
     def moved(values: Ints) -> Tensor:
         return torch.from_numpy(values).to(device)
 
     rows = SlotRows(
-        tuple(Part(blueprint, moved(own), count, moved(again)) for blueprint, own, count, again in parts),
+        tuple(SeedGroup(blueprint, moved(own), count, moved(again)) for blueprint, own, count, again in parts),
         moved(_joined(attached)),
-        torch.from_numpy(lives.alpha[everyone, slot]).to(device, dtype),
+        torch.from_numpy(states.alpha[everyone, slot]).to(device, dtype),
         moved(young),
-        _gates(lives.gated[:, slot], _joined(attached), everyone, young, device),
+        _gates(states.gated[:, slot], _joined(attached), everyone, young, device),
         moved(left),
         [len(one) for one in attached],
         [len(one) for one in detached],

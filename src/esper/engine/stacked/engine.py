@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from esper.actions import BLENDS, HEAD_NAMES, HEADS_USED, Op
 from esper.engine.epoch import EpochColumns
 from esper.engine.governor_columns import GovernorColumns
-from esper.engine.stacked.composition import Lives
-from esper.engine.stacked.export import plain_network
+from esper.engine.stacked.composition import SeedStates
+from esper.engine.stacked.plain_network import plain_network
 from esper.engine.stacked.stack import Measured, Stack
-from esper.engine.stacked.training import EpochOfUpdates, Trained
+from esper.engine.stacked.training import EpochOfUpdates, TrainedEpoch
 from esper.growth.blueprints import LAYOUTS, blueprint_names
 from esper.lifecycle import LIVE, Rules
 from esper.slot_columns import CONTRAST, SlotColumns
@@ -43,7 +43,7 @@ class _Results:
         self.accuracy, self.loss = column(), column()
         self.shadow, self.contribution = column(slots, len(CONTRAST)), column(slots, len(CONTRAST))
 
-    def take(self, places: Tensor, trained: Trained, measured: Measured) -> None:
+    def take(self, places: Tensor, trained: TrainedEpoch, measured: Measured) -> None:
         slots = trained.seed_gradient.shape[1]
         self.train_loss[places], self.host_gradient[places] = trained.loss, trained.host_gradient
         self.seed_gradient[places, :slots] = trained.seed_gradient
@@ -120,8 +120,8 @@ class StackedEngine:
     def begin(self) -> tuple[Tensor, Tensor]:
         """Accuracy and loss [N] of the untrained networks: what chance looks like."""
         everyone = [np.arange(len(stack)) for stack in self.stacks]
-        lives = self._lives()
-        found = [self._measure_kept(i, rows, lives) for i, rows in enumerate(everyone)]
+        states = self._states()
+        found = [self._measure_kept(i, rows, states) for i, rows in enumerate(everyone)]
         accuracy, loss = self._column(math.nan), self._column(math.nan)
         for places, measured in zip(self.places, found, strict=True):
             accuracy[places], loss[places] = measured.accuracy, measured.loss
@@ -136,11 +136,11 @@ class StackedEngine:
         changed = self._act(actions, allowed & active)
         self.columns.begin_epoch()
         stage, alpha = self.columns.stage.clone(), self.columns.alpha.clone()
-        lives, on = self._lives(), active.cpu().numpy()
+        states, on = self._states(), active.cpu().numpy()
         grows = (changed & (actions[:, HEAD_NAMES.index("op")] == Op.GERMINATE)).cpu().numpy()
         parameters = self.host_parameters + self.columns.size.sum(1)
         try:
-            epochs = self._train(lives, on, actions, grows)
+            epochs = self._train(states, on, actions, grows)
         finally:  # also after an error: what is freed then must not be in use on another stream
             for stack in self.stacks:
                 stack.join()
@@ -185,8 +185,8 @@ class StackedEngine:
         )
 
     def _train(
-        self, lives: Lives, on: NDArray[np.bool_], actions: Tensor, grows: NDArray[np.bool_]
-    ) -> list[tuple[Tensor, EpochOfUpdates, tuple[Trained, Measured]]]:
+        self, states: SeedStates, on: NDArray[np.bool_], actions: Tensor, grows: NDArray[np.bool_]
+    ) -> list[tuple[Tensor, EpochOfUpdates, tuple[TrainedEpoch, Measured]]]:
         """Plant, train and measure those that are `on` [N]: for each stack that has some, their places among the N, the
         epoch, which is not kept yet, and what was found. On a GPU all of it is queued, on the stacks' own streams."""
         epochs = []
@@ -195,7 +195,7 @@ class StackedEngine:
             if len(local) == 0:
                 continue
             rows = torch.from_numpy(local).to(self.device)
-            own = lives.select(self._places_cpu[i][local]).cut(stack.slots)
+            own = states.select(self._places_cpu[i][local]).cut(stack.slots)
             with stack.own_stream():
                 self._plant(i, actions, grows)
                 epoch, measuring = EpochOfUpdates(stack, rows, own, self.epoch), stack.prepare(rows, own)
@@ -234,11 +234,11 @@ class StackedEngine:
         if not found.any():
             return
         self.columns.prune(broken[:, None] & self.columns.within(LIVE), at_once=True)
-        lives = self._lives()
+        states = self._states()
         for i, places in enumerate(self.places):
             local = np.flatnonzero(found[self._places_cpu[i]])
             if len(local):
-                measured = self._measure_kept(i, local, lives)
+                measured = self._measure_kept(i, local, states)
                 at = places[torch.from_numpy(local).to(self.device)]
                 results.accuracy[at], results.loss[at] = measured.accuracy, measured.loss
                 results.shadow[at], results.contribution[at] = math.nan, math.nan
@@ -255,9 +255,9 @@ class StackedEngine:
 
     def evaluate_test(self) -> tuple[Tensor, Tensor]:
         """Accuracy and loss [N] on the test sets. For judging only: nothing that learns may look at it."""
-        accuracy, loss, lives = self._column(math.nan), self._column(math.nan), self._lives()
+        accuracy, loss, states = self._column(math.nan), self._column(math.nan), self._states()
         for i, places in enumerate(self.places):
-            measured = self._measure_kept(i, np.arange(len(places)), lives, test=True)
+            measured = self._measure_kept(i, np.arange(len(places)), states, test=True)
             accuracy[places], loss[places] = measured.accuracy, measured.loss
         return accuracy, loss
 
@@ -269,7 +269,7 @@ class StackedEngine:
         stack, names = self.stacks[found[0]], blueprint_names()
         local = int(np.flatnonzero(self._places_cpu[found[0]] == row)[0])
         columns = self.columns
-        acting = self._lives().acting[row, : stack.slots]
+        acting = self._states().acting[row, : stack.slots]
         kept = [
             (
                 int(slot),
@@ -281,18 +281,18 @@ class StackedEngine:
         ]
         return plain_network(stack, local, kept)
 
-    def _measure_kept(self, stack: int, local: np.ndarray, lives: Lives, *, test: bool = False) -> Measured:
+    def _measure_kept(self, stack: int, local: np.ndarray, states: SeedStates, *, test: bool = False) -> Measured:
         """Networks as they are kept, without contrasts."""
-        own = lives.select(self._places_cpu[stack][local]).cut(self.stacks[stack].slots)
+        own = states.select(self._places_cpu[stack][local]).cut(self.stacks[stack].slots)
         rows = torch.from_numpy(local).to(self.device)
         return self.stacks[stack].measure(self.stacks[stack].prepare(rows, own, contrasts=False), test=test)
 
-    def _lives(self) -> Lives:
+    def _states(self) -> SeedStates:
         """Of all networks: one transfer."""
         c = self.columns
         together = torch.stack([c.stage.double(), c.blueprint.double(), c.blend.double(), c.alpha])
         stage, blueprint, blend, alpha = together.cpu().numpy()
-        return Lives(stage.astype(np.int64), blueprint.astype(np.int64), blend == _GATED, alpha)
+        return SeedStates(stage.astype(np.int64), blueprint.astype(np.int64), blend == _GATED, alpha)
 
     def _column(self, value: float, *more: int) -> Tensor:
         return torch.full((self.networks, *more), value, dtype=torch.float64, device=self.device)

@@ -240,7 +240,7 @@ class Patches(torch.autograd.Function):
         return around[:, *windows[len(windows) // 2]].contiguous(), None
 
 
-class Depthwise(torch.autograd.Function):
+class DepthwiseConv(torch.autograd.Function):
     """One filter per channel: x [V, *sizes, batch, channels], weight [V, channels, taps]."""
 
     @staticmethod

@@ -17,9 +17,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from esper.engine.stacked import operations as ops
+from esper.engine.stacked.blueprints import Constants, Place, select_constants
 from esper.engine.stacked.functions import EPSILON, BatchNorm, Extent, spread
 from esper.engine.stacked.parameters import Axis, Parameter, Table, affine, linear, weight_and_bias
-from esper.engine.stacked.seeds import Constants, Place, chosen
 from esper.tasks.problems import Form, Problems
 
 MOMENTUM = 0.1
@@ -102,7 +102,7 @@ class StackedHosts:
 
     def constants(self, stage: int, rows: Tensor, attending: Tensor) -> Constants:
         """What the pass through a stage needs to know of the networks `rows` [V], of which `attending` attend."""
-        found = chosen(self._of_stages[stage], rows)
+        found = select_constants(self._of_stages[stage], rows)
         if not len(attending):
             return found | {"attending": None}
         norm, scale = self._of_attention[stage]
@@ -111,10 +111,10 @@ class StackedHosts:
 
     def after_slot(self, stage: int, rows: Tensor) -> Constants:
         """The same for the pooling that follows the stage's slot."""
-        return chosen(self._of_pools[stage], rows)
+        return select_constants(self._of_pools[stage], rows)
 
     def head_constants(self, rows: Tensor) -> Constants:
-        return chosen(self._of_head, rows)
+        return select_constants(self._of_head, rows)
 
     @cached_property
     def _of_stages(self) -> list[Constants]:

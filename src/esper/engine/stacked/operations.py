@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from esper.engine.stacked.functions import Depthwise, Extent, Norm, Patches, spread
+from esper.engine.stacked.functions import DepthwiseConv, Extent, Norm, Patches, spread
 
 
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -37,7 +37,7 @@ def convolve(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 def convolve_depthwise(x: Tensor, weight: Tensor) -> Tensor:
     """weight [V, channels, 1, *kernel]: one filter per channel."""
-    return apply(Depthwise, x, weight.flatten(2), weight.shape[3])
+    return apply(DepthwiseConv, x, weight.flatten(2), weight.shape[3])
 
 
 def normalise(
@@ -170,7 +170,7 @@ def rotate(x: Tensor, cosine: Tensor, sine: Tensor, swap: Tensor) -> Tensor:
     return x * cosine + linear(x, swap.mT) * sine
 
 
-def places(extents: Tensor, padded: Sequence[int], dtype: torch.dtype) -> Tensor:
+def position_codes(extents: Tensor, padded: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Sines and cosines of each axis's relative position [V, positions, codes], as `ConvAttention.place` has them.
 
     `extents` [V, axes] are the true sizes.

@@ -38,8 +38,8 @@ class Axis:
             return self.segments[0][0]
         return torch.stack([true for true, _ in self.segments]).sum(0)
 
-    def places(self) -> tuple[Tensor, Tensor]:
-        """For each padded place its true one [N, padded], and whether there is one."""
+    def positions(self) -> tuple[Tensor, Tensor]:
+        """For each padded position its true one [N, padded], and whether there is one."""
         found, valid, start = [], [], torch.zeros_like(self.segments[0][0])
         for true, padded in self.segments:
             place = torch.arange(padded, device=true.device).expand(len(true), -1)
@@ -113,9 +113,9 @@ class Table:
 
     @cached_property
     def _axes(self) -> dict[Axis, tuple[Tensor, ...]]:
-        """For each axis: places, which of them are true, and true sizes."""
+        """For each axis: positions, which of them are true, and true sizes."""
         axes = dict.fromkeys(axis for parameter in self.parameters for axis in parameter.axes)
-        return {axis: (*axis.places(), axis.true) for axis in axes}
+        return {axis: (*axis.positions(), axis.true) for axis in axes}
 
     @cached_property
     def _elements(self) -> list[Tensor]:

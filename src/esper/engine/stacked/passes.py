@@ -13,13 +13,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from esper.engine.stacked import blueprints
 from esper.engine.stacked import operations as ops
-from esper.engine.stacked import seeds
+from esper.engine.stacked.blueprints import BATCHED, Constants, select_constants
 from esper.engine.stacked.composition import Composition, SlotRows
 from esper.engine.stacked.functions import Fork, Join
 from esper.engine.stacked.hosts import StackedHosts, Statistics
 from esper.engine.stacked.parameters import Table
-from esper.engine.stacked.seeds import BATCHED, Constants, chosen
 from esper.growth.blueprints import blueprint_names
 from esper.tasks.problems import Problems
 
@@ -43,7 +43,7 @@ class Known:
         self.hosts = StackedHosts(problems, dtype)
         self.attends = problems.attends.cpu().numpy()
         layout = problems.form.layout
-        if unknown := seeds.without_batched_form(layout):
+        if unknown := blueprints.without_batched_form(layout):
             raise ValueError(f"blueprints without a stacked form: {', '.join(unknown)} ({layout}); use another engine")
         self.blueprints = {name: BATCHED[layout][name] for name in blueprint_names() if name in BATCHED[layout]}
         self.places = [self.hosts.place(slot) for slot in range(problems.form.stages)]
@@ -52,8 +52,8 @@ class Known:
             for place in self.places
         ]
         """By slot and blueprint, of all networks."""
-        self.gate_tables = [Table(seeds.gate_parameters(place)) for place in self.places]
-        self.gate_constants = [seeds.gate_constants(place) for place in self.places]
+        self.gate_tables = [Table(blueprints.gate_parameters(place)) for place in self.places]
+        self.gate_constants = [blueprints.gate_constants(place) for place in self.places]
         self._constants: dict[tuple[int, str], Constants] = {}
 
     def seed_constants(self, slot: int, blueprint: str) -> Constants:
@@ -85,11 +85,14 @@ class StackedPass:
         self._detached = [rows[found.detached] for found in composition.slots]
         names = blueprint_names()
         self._parts = [
-            [chosen(known.seed_constants(slot, names[part.blueprint]), rows[part.networks]) for part in found.parts]
+            [
+                select_constants(known.seed_constants(slot, names[part.blueprint]), rows[part.networks])
+                for part in found.parts
+            ]
             for slot, found in enumerate(composition.slots)
         ]
         self._gates = [
-            None if found.gates is None else chosen(known.gate_constants[slot], rows[found.gates.networks])
+            None if found.gates is None else select_constants(known.gate_constants[slot], rows[found.gates.networks])
             for slot, found in enumerate(composition.slots)
         ]
 
@@ -164,7 +167,7 @@ class StackedPass:
         weights = _with_again(self.known.gate_tables[slot], leaf, leaf.detach(), gates.again)
         seen = h.index_select(0, gates.rows)
         is_map = self.hosts.form.layout.startswith("conv")
-        opening = seeds.gate(weights, found, seen, is_map=is_map)
+        opening = blueprints.gate(weights, found, seen, is_map=is_map)
         mixed = seen + opening * (grown.index_select(0, gates.rows) - seen)
         grown = grown.index_copy(0, gates.rows, mixed.to(grown.dtype))
         attached = len(self.composition.slots[slot].attached)

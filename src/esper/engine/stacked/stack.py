@@ -18,7 +18,7 @@ from torch import Tensor
 
 from esper.engine.stacked.adamw import Course, Moments
 from esper.engine.stacked.capture import Capture
-from esper.engine.stacked.composition import Composition, Lives, compose
+from esper.engine.stacked.composition import Composition, SeedStates, compose
 from esper.engine.stacked.hosts import Statistics
 from esper.engine.stacked.passes import Known, Leaves, StackedPass
 from esper.engine.stacked.training import EpochOfUpdates
@@ -129,13 +129,13 @@ class Stack:
             p.learning_rate[rows].double(), p.weight_decay[rows].double(), updates, updates * p.horizon[rows], made
         )
 
-    def compose(self, lives: Lives, *, removals: bool) -> Composition:
-        return compose(lives, removals=removals, device=self.device, dtype=self.dtype)
+    def compose(self, states: SeedStates, *, removals: bool) -> Composition:
+        return compose(states, removals=removals, device=self.device, dtype=self.dtype)
 
-    def prepare(self, rows: Tensor, lives: Lives, *, contrasts: bool = True) -> StackedPass:
+    def prepare(self, rows: Tensor, states: SeedStates, *, contrasts: bool = True) -> StackedPass:
         """A pass for `measure`. To be made before an epoch's updates are queued: it reads numbers from the device."""
-        lives = lives if contrasts else lives.grown
-        return StackedPass(self.known, rows, self.compose(lives, removals=contrasts))
+        states = states if contrasts else states.grown
+        return StackedPass(self.known, rows, self.compose(states, removals=contrasts))
 
     def measure(self, run: StackedPass, epoch: EpochOfUpdates | None = None, *, test: bool = False) -> Measured:
         """The networks of a pass on their validation sets, and every unfinished seed against the network without it.

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.engine.stacked.adamw import Moments, Updates, rate_table
-from esper.engine.stacked.composition import Lives
+from esper.engine.stacked.adamw import EpochUpdates, Moments, rate_table
+from esper.engine.stacked.composition import SeedStates
 from esper.engine.stacked.hosts import MOMENTUM, Statistics
 from esper.engine.stacked.passes import Leaves, StackedPass
 from esper.growth.blueprints import blueprint_names
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Trained:
+class TrainedEpoch:
     """What an epoch of updates showed of the networks that took part [n]; of slots [n, S]."""
 
     loss: Tensor
@@ -39,10 +39,10 @@ class Trained:
 class EpochOfUpdates:
     """The updates of the networks `rows` of a stack in one epoch."""
 
-    def __init__(self, stack: Stack, rows: Tensor, lives: Lives, epoch: int) -> None:
+    def __init__(self, stack: Stack, rows: Tensor, states: SeedStates, epoch: int) -> None:
         self.stack, self.rows = stack, rows
         problems = stack.problems
-        self.composition = stack.compose(lives, removals=False)
+        self.composition = stack.compose(states, removals=False)
         self.run_pass = StackedPass(stack.known, rows, self.composition)
         self.course = stack.course(rows)
         self.updates = int(self.course.updates.max())
@@ -78,12 +78,12 @@ class EpochOfUpdates:
         rates = torch.split(rate_table(course, steps, young, self.updates, stack.dtype), sizes, 1)
         made = torch.split(course.updates, sizes)
         self.all = [
-            Updates(one, rates[i], made[i], table.real[self.rows[networks]], same=self.same)
+            EpochUpdates(one, rates[i], made[i], table.real[self.rows[networks]], same=self.same)
             for i, (one, (_, networks, table)) in enumerate(zip(worked, sets, strict=True))
         ]
         self.host, rest = self.all[0], iter(self.all[1:])
-        self.parts: list[list[Updates]] = []
-        self.gates: list[Updates | None] = []
+        self.parts: list[list[EpochUpdates]] = []
+        self.gates: list[EpochUpdates | None] = []
         for found in self.composition.slots:
             self.parts.append([next(rest) for _ in found.parts])
             self.gates.append(None if found.gates is None else next(rest))
@@ -152,7 +152,7 @@ class EpochOfUpdates:
         private.mean[networks, slots], private.variance[networks, slots] = kept.mean[n:], kept.variance[n:]
         return Statistics(kept.mean[:n], kept.variance[:n]), private
 
-    def _seeds(self) -> Iterator[tuple[int, Tensor, Updates, Moments, Tensor]]:
+    def _seeds(self) -> Iterator[tuple[int, Tensor, EpochUpdates, Moments, Tensor]]:
         """Of all parts, then of all gates: slot, networks, updates, where they are kept, and true sizes."""
         stack, names = self.stack, blueprint_names()
         for slot, (found, parts) in enumerate(zip(self.composition.slots, self.parts, strict=True)):
@@ -164,7 +164,7 @@ class EpochOfUpdates:
                 own = found.gates.own
                 yield slot, own, gates, stack.gates[slot], stack.gate_tables[slot].sizes[self.rows[own]]
 
-    def report(self) -> Trained:
+    def report(self) -> TrainedEpoch:
         n, device = len(self.rows), self.stack.device
         finite = torch.isfinite(self.host.leaf.detach()).all(1)
         squares = torch.zeros((n, self.stack.slots), dtype=torch.float64, device=device)
@@ -176,7 +176,7 @@ class EpochOfUpdates:
         for kept in self._statistics:
             finite &= ~(kept.mean[:n].isnan().any(1) | kept.variance[:n].isnan().any(1))
         loss = self.total[:n].double() / self.course.updates
-        return Trained(loss, self.host.gradient.double().sqrt(), (squares / sizes).sqrt(), finite)
+        return TrainedEpoch(loss, self.host.gradient.double().sqrt(), (squares / sizes).sqrt(), finite)
 
     def commit(self, healthy: Tensor) -> None:
         """Keep what was trained, of the networks [n] that are healthy; the others stay what they were before."""

@@ -2,15 +2,15 @@
 
 from esper.env.reward.config import DISCOUNT, TERMS, LossScale, RewardConfig, check_discount
 from esper.env.reward.reward import Reward, RewardColumns
-from esper.env.reward.suspicion import Finding
+from esper.env.reward.suspicion import Suspicion
 
 __all__ = [
     "DISCOUNT",
     "TERMS",
-    "Finding",
     "LossScale",
     "Reward",
     "RewardColumns",
     "RewardConfig",
+    "Suspicion",
     "check_discount",
 ]

@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 from esper.actions import Op
 
-Mode = Literal["shaped", "simplified", "sparse", "minimal"]
+RewardMode = Literal["shaped", "simplified", "sparse", "minimal"]
 Signal = Literal["contribution", "loss"]
 
 DISCOUNT = 0.995
@@ -23,7 +23,7 @@ COST_TERMS = ("unfinished", "governor", "action_cost", "prune_cost", "indecision
 TERMS = ("objective", *SHAPING_TERMS, *COST_TERMS)
 """Every term, in every mode; one that the mode does not use is 0."""
 _ALWAYS = ("objective", "unfinished", "governor")
-TERMS_OF_MODE: Mapping[Mode, tuple[str, ...]] = {
+TERMS_OF_MODE: Mapping[RewardMode, tuple[str, ...]] = {
     "shaped": TERMS,
     "simplified": (*_ALWAYS, "score_shaping", "action_cost"),
     "minimal": (*_ALWAYS, "action_cost"),
@@ -70,7 +70,7 @@ class LossScale:
 class RewardConfig:
     """What is paid for. A cost of 0 turns that cost off; no setting can turn a cost into an income."""
 
-    mode: Mode = "shaped"
+    mode: RewardMode = "shaped"
     """When rewards are paid: shaped and simplified after every epoch, minimal and sparse at the end."""
     signal: Signal = "contribution"
     """Base of the shaping: validation accuracy and measured contributions, or validation loss."""
@@ -104,7 +104,7 @@ class RewardConfig:
     """What the environment charges when the governor ends an episode."""
 
     def __post_init__(self) -> None:
-        for name, options in (("mode", get_args(Mode)), ("signal", get_args(Signal))):
+        for name, options in (("mode", get_args(RewardMode)), ("signal", get_args(Signal))):
             if getattr(self, name) not in options:
                 raise ValueError(f"reward {name} must be one of {', '.join(options)}, not {getattr(self, name)!r}")
         for name in ("discount", "contribution_weight"):

@@ -26,7 +26,7 @@ from esper.actions import Op
 from esper.engine.epoch import EpochColumns
 from esper.env.rent import rent, score
 from esper.env.reward.config import PROXY_CONFIDENCE, SHAPING_TERMS, TERMS, TERMS_OF_MODE, LossScale, RewardConfig
-from esper.env.reward.suspicion import KINDS, RATIO_LIMIT, suspicious
+from esper.env.reward.suspicion import RATIO_LIMIT, SUSPICION_KINDS, suspicious
 from esper.env.world import World
 from esper.lifecycle import LIVE, Stage
 
@@ -70,8 +70,8 @@ class RewardColumns:
     """[N] Φ of the situation reached, unscaled; 0 at the end."""
     score: Tensor
     """[N] at the end: the true score on validation, neither clamped nor scaled; NaN before."""
-    findings: Tensor
-    """[N, S, kinds] bool: suspicions that begin, in the order of `suspicion.KINDS`."""
+    suspicions: Tensor
+    """[N, S, kinds] bool: suspicions that begin, in the order of `suspicion.SUSPICION_KINDS`."""
     contribution: Tensor
     """[N, S] points that leaving a seed out would cost, as measured in this epoch; NaN where it was not."""
     improvement: Tensor
@@ -118,7 +118,7 @@ class Reward:
         """[N, S] the seed there is followed from its germination to its removal."""
         self.level_at_birth, self.epochs_held = torch.zeros_like(alpha), torch.zeros_like(alpha)
         self.ratio_charged, self.indecision_charged = torch.zeros_like(alpha), torch.zeros_like(alpha)
-        self._suspected = torch.zeros((*alpha.shape, len(KINDS)), dtype=torch.bool, device=alpha.device)
+        self._suspected = torch.zeros((*alpha.shape, len(SUSPICION_KINDS)), dtype=torch.bool, device=alpha.device)
 
     def step(self, before: World, after: World, epoch: EpochColumns, terminal: Tensor) -> RewardColumns:
         """The reward for getting from `before` to `after` in `epoch`. An episode that is over is paid nothing more.
@@ -136,7 +136,7 @@ class Reward:
         last = self._potential if self._begun else self.potential(before, known)
         self._begun = True
         self._follow(before, after, known)
-        costs, findings, contribution, improvement = self._judge_seeds(after, level, epoch, acted)
+        costs, suspicions, contribution, improvement = self._judge_seeds(after, level, epoch, acted)
         ending, final = self._end(before, after, epoch, terminal)
         reached = torch.where(terminal[:, None], 0.0, self.potential(after, level))
         shaping = zip(SHAPING_TERMS, (self.config.discount * reached - last).unbind(1), strict=True)
@@ -147,7 +147,7 @@ class Reward:
         self._level = torch.where(acted, level, self._level)
         self._over = self._over | (acted & terminal)
         return RewardColumns(
-            paid, self._potential.sum(-1), final, findings & acted[:, None, None], contribution, improvement
+            paid, self._potential.sum(-1), final, suspicions & acted[:, None, None], contribution, improvement
         )
 
     # -- how good a network is, in points: by its accuracy, or by its loss on a task's own scale --------------------

@@ -11,24 +11,24 @@ from torch import Tensor
 
 from esper.slot_views import Slots
 
-Kind = Literal["ransomware", "reward_hacking"]
-KINDS: tuple[Kind, ...] = get_args(Kind)
+SuspicionKind = Literal["ransomware", "reward_hacking"]
+SUSPICION_KINDS: tuple[SuspicionKind, ...] = get_args(SuspicionKind)
 
 RANSOM_CONTRIBUTION = 1.0
 """Least points that the network would lose without the seed."""
 RANSOM_FALL = 1.0
 """Points that the network is worse than before the seed; smaller falls are the noise of training."""
 SURE_ERRORS = 2.0
-"""A contribution must be this many standard errors above 0 to accuse anyone."""
+"""A contribution must be this many standard errors above 0 before a seed is suspected."""
 RATIO_LIMIT = 5.0
 """Claims up to this multiple of the improvement are usual: leave-one-out overstates by nature (measured: up to 4.6)."""
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class Suspicion:
     """A seed that looks better than what it did (R115)."""
 
-    kind: Kind
+    kind: SuspicionKind
     epoch: int
     slot: int
     path: str
@@ -51,21 +51,21 @@ class Finding:
         )
 
 
-def findings(
+def suspicions(
     begun: Tensor, contribution: Tensor, improvement: Tensor, epoch: int, slots: Slots, names: Sequence[str]
-) -> tuple[Finding, ...]:
+) -> tuple[Suspicion, ...]:
     """The suspicions about one network that begin, for people: `begun` [S, kinds], the others [S]."""
     found = []
     for slot, kind in begun.nonzero().tolist():
         blueprint = int(slots.columns.blueprint[0, slot])
         seed = slots.lives[slot].seed
         points = float(contribution[slot]), float(improvement[slot])
-        found.append(Finding(KINDS[kind], epoch, slot, slots.names[slot], seed, names[blueprint], *points))
+        found.append(Suspicion(SUSPICION_KINDS[kind], epoch, slot, slots.names[slot], seed, names[blueprint], *points))
     return tuple(found)
 
 
 def suspicious(contribution: Tensor, improvement: Tensor, ratio: Tensor, accuracy: Tensor, error: Tensor) -> Tensor:
-    """[N, S, kinds] bool, in the order of `KINDS`; all [N, S]. `accuracy` and `error` are of the measured contrast."""
+    """[N, S, kinds] bool, in the order of `SUSPICION_KINDS`; all [N, S]. `accuracy`, `error`: of the contrast."""
     sure = accuracy >= SURE_ERRORS * error
     ransom = sure & (contribution >= RANSOM_CONTRIBUTION) & (improvement < -RANSOM_FALL)
     return torch.stack((ransom, sure & (ratio >= RATIO_LIMIT)), -1)

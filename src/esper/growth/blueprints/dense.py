@@ -21,7 +21,7 @@ class FeatureNorm(nn.Module):
     def __init__(self, channels: int, layout: str) -> None:
         super().__init__()
         self.norm = nn.LayerNorm(channels)
-        self.mix = nn.Parameter(torch.zeros(channels))  # as in ConvNorm: alive at birth, and able to replace h
+        self.mix = nn.Parameter(torch.zeros(channels))  # as in ConvNorm: it has a gradient at once, and can replace h
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
         normed: torch.Tensor = self.norm(h)

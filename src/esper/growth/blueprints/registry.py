@@ -77,7 +77,7 @@ class SlotShape:
     style: Style = Style()
     """Of a user's host, see `growth/style.py`; seeds of Esper's own hosts have their own."""
     source: int = 0
-    """Features that the slot's module reads, where a seed may stand beside it (`places.source_of`); else 0."""
+    """Features that the slot's module reads, where a seed may stand beside it (`candidates.source_of`); else 0."""
 
     def inputs(self, batch: int) -> tuple[Tensor, ...]:
         """What a seed is called with: `example`, and what the slot's module reads where that is known."""

@@ -15,7 +15,7 @@ from esper.growth.layout import find_layout
 from esper.growth.probe import AttachError, Call, Probe
 
 
-class Place(Protocol):
+class HasPath(Protocol):
     """Something that has the path of a module."""
 
     @property
@@ -23,7 +23,7 @@ class Place(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Places:
+class Candidates:
     """The modules of a model in the order in which they finish."""
 
     shapes: dict[str, SlotShape]
@@ -33,10 +33,10 @@ class Places:
     """Path of the last layer of a Sequential → path of the Sequential, which gives the same tensor: one place."""
 
 
-def find_places(model: nn.Module, seen: Probe, layouts: Mapping[str, str]) -> Places:
+def find_candidates(model: nn.Module, seen: Probe, layouts: Mapping[str, str]) -> Candidates:
     """Look at every module. Visibility is not known yet."""
     paths = {model.get_submodule(path): path for path in reversed(list(module_names(model))) if path}
-    found = Places({}, {}, {})
+    found = Candidates({}, {}, {})
     listed: dict[int, str] = {}
     called = [module for module in seen.passes[1] if module in paths]  # what is inside finishes first
     for module in (*called, *(module for module in paths if seen.counts[module] == 0)):
@@ -78,7 +78,7 @@ def host_modules(module: nn.Module) -> Iterator[nn.Module]:
 def outputs_of(model: nn.Module, seen: Probe) -> set[int]:
     """The tensors that the model itself gives, by identity."""
     output = seen.passes[1][model].output
-    if isinstance(output, Mapping):  # of transformers, whether or not torch is told of its type
+    if isinstance(output, Mapping):  # of transformers, whether or not its type is registered with torch
         output = list(output.values())
     return {id(leaf) for leaf in tree_leaves(output) if isinstance(leaf, Tensor)}
 

@@ -21,7 +21,7 @@ from esper.growth.blueprints import Layout, SlotShape, fitting
 
 Weights = Mapping[str, Tensor]
 Constants = dict[str, Any]
-"""What a pass must know of its networks beside their weights: tensors and extents."""
+"""What a pass reads of its networks beside their weights: tensors and extents."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ class Place:
         return {"positions": None if self.valid() is None else counts}
 
 
-def chosen(constants: Constants, rows: Tensor) -> Constants:
+def select_constants(constants: Constants, rows: Tensor) -> Constants:
     """Those of some networks: everything has a row for each network, or is None for all."""
     return {
         name: None if value is None else value.of(rows) if isinstance(value, Extent) else value[rows]
@@ -262,9 +262,9 @@ def _attention_constants(place: Place) -> Constants:
     if not place.is_map:  # causal: what is beyond the end is never read
         turn = ops.rotation(place.channels, place.padded, place.sizes[0], place.dtype)
         return constants | _of_position(place) | dict(zip(("cosine", "sine", "swap"), turn, strict=True))
-    codes, valid = ops.places(place.extents, place.sizes, place.dtype), place.valid()
+    codes, valid = ops.position_codes(place.extents, place.sizes, place.dtype), place.valid()
     constants["hidden"] = None if valid is None else FAR_BELOW * (1.0 - valid.flatten(1))
-    return constants | _of_example(place) | {"places": codes[:, :, None]}
+    return constants | _of_example(place) | {"codes": codes[:, :, None]}
 
 
 def _conv_attention_parameters(place: Place) -> list[Parameter]:
@@ -281,7 +281,7 @@ def _conv_attention_parameters(place: Place) -> list[Parameter]:
 
 def _conv_attention(w: Weights, k: Constants, h: Tensor) -> Tensor:
     x = _example_norm(w, "norm", k["h"], h).flatten(1, -3)  # [V, positions, batch, channels]
-    x = torch.cat([x, k["places"].to(x.dtype).expand(-1, -1, x.shape[2], -1)], -1)
+    x = torch.cat([x, k["codes"].to(x.dtype).expand(-1, -1, x.shape[2], -1)], -1)
     query = ops.linear(x, w["query.weight"])
     key, value = ops.linear(x, w["key_value.weight"]).chunk(2, -1)
     seen = ops.attend(query, key, value, k["heads"], k["scale"], causal=False, hidden=k["hidden"])

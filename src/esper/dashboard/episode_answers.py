@@ -17,7 +17,7 @@ TILES = 64
 """Episodes that are drawn; of more, those whose steps are recorded come first."""
 PAGE = 50
 BINS = 24
-SORTS = {
+ORDERS = {
     "env": "env",
     "draw": "draw",
     "score": "score DESC",
@@ -40,7 +40,7 @@ def rollout(source: Source, update: int | None, arm: str, sort: str = "env", pag
             "avg(parameters * 1.0 / max(host_parameters, 1)) AS size FROM episodes WHERE update_number = ? AND arm = ?",
             (at, arm),
         ).fetchone()
-        order = SORTS.get(sort, "env")
+        order = ORDERS.get(sort, "env")
         rows = connection.execute(
             f"SELECT * FROM episodes WHERE update_number = ? AND arm = ? ORDER BY {order}, env LIMIT ? OFFSET ?",
             (at, arm, PAGE, max(0, page) * PAGE),
@@ -170,7 +170,7 @@ class _Lanes:
             self._close(slot, now, epoch)
 
 
-AT_ONCE = frozenset({"GERMINATED", "TRAINING", "FOSSILIZED"})
+ENTERED_AT_ONCE = frozenset({"GERMINATED", "TRAINING", "FOSSILIZED"})
 """Stages that a seed enters when its epoch begins; the others follow at the end of an epoch."""
 
 
@@ -212,7 +212,7 @@ def _story(
     named = next(([slot["path"] for slot in one] for one in states if one), None)
     slots = named or sorted({change["slot"] for change in changes})
     lanes, before = _fold(changes, length, slots)
-    steps = [_step(row, before[i], slots) for i, row in enumerate(decisions)]
+    steps = [_step(row, before[i]) for i, row in enumerate(decisions)]
     planted = {(s["slot"], s["epoch"]): s["blueprint"] for s in steps if s["op"] == Op.GERMINATE.name}
     seeds = {change["seed"]: planted.get((change["slot"], change["epoch"])) for change in changes if change["born"]}
     return {
@@ -262,7 +262,7 @@ def _fold(
     for epoch in range(length + 1):
         before.append({slot: (now.stage, epoch - born.get(slot, 0)) for slot, now in lanes.slots.items()})
         for change in by_epoch.get(epoch, ()):
-            at = epoch if change["target"] in AT_ONCE or epoch == length else epoch + 1
+            at = epoch if change["target"] in ENTERED_AT_ONCE or epoch == length else epoch + 1
             lanes.enter(change["slot"], change["target"], change["seed"], at)
             if change["born"]:
                 born[change["slot"]] = epoch
@@ -270,7 +270,7 @@ def _fold(
     return lanes.segments, before
 
 
-def _step(row: sqlite3.Row, before: Mapping[str, tuple[str, int]], slots: Sequence[str]) -> dict[str, Any]:
+def _step(row: sqlite3.Row, before: Mapping[str, tuple[str, int]]) -> dict[str, Any]:
     choices = json.loads(row["choices"]) if row["choices"] else None
     kept = ("epoch", "op", "slot", "blueprint", "blend", "p_op", "p_slot", "p_blueprint", "p_blend", "value", "reward")
     step = {name: row[name] for name in (*kept, "message", "accuracy", "parameters")}
