@@ -99,7 +99,7 @@ def test_worth_is_the_last_measurement_at_full_strength() -> None:
         record(1.0, 4.0),
         record(0.3, 2.0),
     ]
-    history = SimpleNamespace(slots=("a",), told=[record(0.0), *blended_and_ramped_out, record(1.0, 8.0)])
+    history = SimpleNamespace(slots=("a",), kept_records=[record(0.0), *blended_and_ramped_out, record(1.0, 8.0)])
     story = SimpleNamespace(slot="a", born=1, ended=5)
     assert worth(history, story) == Contrast(4.0, 0.0, 0.5)  # type: ignore[arg-type]
     assert worth(history, SimpleNamespace(slot="a", born=1, ended=1)) == Contrast(9.0, 0.0, 0.5)  # type: ignore[arg-type]
