@@ -154,6 +154,7 @@ def test_a_comparison_that_fails_leaves_no_folder(
     assert not (tmp_path / "compared").exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_reports_what_is_complete(tmp_path: Path) -> None:
     words = "compare --task digits --episodes 4000 --workers 2 --controllers none,schedule --out kept"
     process = subprocess.Popen(

@@ -43,6 +43,7 @@ def test_a_signal_ends_growing_as_ctrl_c_does(tmp_path: Path) -> None:
     assert (tmp_path / "kept" / "model.safetensors").exists()
 
 
+@pytest.mark.slow
 def test_a_signal_to_all_processes_of_a_training_run_loses_nothing(tmp_path: Path) -> None:
     """As a batch system does it, to workers as well."""
     words = ("train", "--task", "digits", "--envs", "2", "--updates", "500", "--workers", "2", "--run", "r")
@@ -66,6 +67,7 @@ def test_a_signal_to_all_processes_of_a_training_run_loses_nothing(tmp_path: Pat
     assert RunFolder(tmp_path / "r").latest() is not None
 
 
+@pytest.mark.slow
 def test_a_closed_terminal_loses_nothing(tmp_path: Path) -> None:
     """The kernel sends SIGHUP, and from then on every line that is printed would be an error."""
     words = ["grow", "--task", "digits", "--controller", "none", "--epochs", "5000", "--out", "kept", "--no-control"]

@@ -278,6 +278,7 @@ def test_what_is_missing_is_said_before_anything_is_written(
 
 
 @pytest.mark.skipif(not (SHARED / "cifar10-jpeg.npz").exists(), reason="shared/data is not on this machine")
+@pytest.mark.slow
 def test_cifar_trains_resumes_and_compares(tmp_path: Path, capsys: Capture) -> None:
     script = [sys.executable, str(SHARED / "unpack_cifar10.py"), str(tmp_path / "c"), "--train", "400", "--test", "100"]
     subprocess.run(script, check=True, capture_output=True)

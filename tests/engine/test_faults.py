@@ -195,6 +195,7 @@ def test_an_unwatched_learner_is_left_alone() -> None:
         EagerEngine([breakable_learner()], [])
 
 
+@pytest.mark.slow
 def test_hundreds_of_rollbacks_need_no_more_memory() -> None:
     learner = breakable_learner("conv with batch norm", rules=EAGER)
     engine = EagerEngine([learner])

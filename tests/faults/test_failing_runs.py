@@ -2,7 +2,7 @@
 
 After the resume the folder equals that of an undisturbed run: every checkpoint and the best policy byte for byte, the
 same events, metrics and episodes, and no file more. The operations are found by tracing a run. Some of them are tried
-here, one of each kind for each way to fail; all of them on demand (`pytest tests/faults`).
+here, one of each kind for three ways to fail; all of them, for five ways, on demand (`pytest tests/faults`).
 """
 
 from __future__ import annotations
@@ -146,9 +146,9 @@ def one_of_each_kind(operations: list[str], rng: random.Random) -> list[int]:
 
 
 def test_a_run_that_fails_at_some_operation_loses_nothing(campaign: Campaign) -> None:
-    """One test for all modes: processes that share the tests out would each make a campaign of their own."""
+    """One test for three of the modes: processes that share the tests out would each make a campaign of their own."""
     problems = []
-    for number, mode in enumerate(MODES):
+    for number, mode in enumerate(("kill-twice", "cut-content", "full")):
         places = one_of_each_kind(campaign.operations(mode), random.Random(number))
         assert len(places) >= 7, places
         problems += campaign.fail_and_resume(mode, places)

@@ -113,6 +113,7 @@ def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return root
 
 
+@pytest.mark.slow
 def test_programs_work_where_esper_cannot_be_imported(exported: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-I", "-c", WITHOUT_ESPER, *(str(exported / name) for name in FOREIGN)],

@@ -285,7 +285,7 @@ def test_a_share_of_the_examples_is_easy_in_most_draws_and_none_in_the_others(he
     ("kind", "wrong"),
     [
         pytest.param("series motif @0", ("depthwise", 1), marks=pytest.mark.slow),
-        ("token distant @0", ("norm", 0)),
+        pytest.param("token distant @0", ("norm", 0), marks=pytest.mark.slow),
     ],
 )
 def test_one_computation_at_one_place_is_what_is_missing(kind, wrong):

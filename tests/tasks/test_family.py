@@ -316,7 +316,7 @@ def test_board_points_have_the_colour_of_their_label():
         ("series motif @0", "depthwise@0", ("", "depthwise@1", "pointwise@0")),
         pytest.param("series distant @0", "attention@0", ("", "depthwise@0", "norm@0"), marks=pytest.mark.slow),
         pytest.param("image motif @0", "depthwise@0", ("", "depthwise@1", "pointwise@0"), marks=pytest.mark.slow),
-        ("token distant @0", "attention@0", ("", "norm@0", "mlp_small@0")),
+        pytest.param("token distant @0", "attention@0", ("", "norm@0", "mlp_small@0"), marks=pytest.mark.slow),
     ],
 )
 def test_one_computation_at_one_place_is_what_is_missing(kind, answer, wrong):

@@ -266,6 +266,7 @@ def _same_growth(ours: EpisodeResult, theirs: EpisodeResult) -> bool:
     return all(getattr(ours, name) == getattr(theirs, name) for name in names)
 
 
+@pytest.mark.slow
 def test_processes_do_not_change_results_of_stacks() -> None:
     jobs = jobs_for(VECTORS, {"none": "none", "random": "random"}, range(6), batch=3, engine="stacked")
     one, two = run_jobs(jobs), run_jobs(jobs, workers=2)

@@ -85,7 +85,7 @@ def always_wait(agent: PPOAgent) -> None:
         (set_learning_rate(0.0), 5, {"kl_stalled"}),
         (freeze, 5, {"gradient_vanishing", "kl_stalled"}),
         (spoil_gradients, 3, {"skipped_steps"}),
-        (reverse_entropy, 16, {"entropy_collapse"}),
+        pytest.param(reverse_entropy, 16, {"entropy_collapse"}, marks=pytest.mark.slow),
         (always_wait, 6, {"head_starved"}),
     ],
     ids=[

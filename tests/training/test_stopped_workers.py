@@ -52,12 +52,14 @@ def pool() -> Iterator[ProcessPool]:
     made.close()
 
 
+@pytest.mark.slow
 def test_a_stopped_worker_is_named(pool: ProcessPool) -> None:
     with pytest.raises(WorkerError, match=NAMED):
         pool.map(["stop", b"1"])
     assert not any(worker.process.is_alive() for worker in pool.crew)
 
 
+@pytest.mark.slow
 def test_a_worker_that_is_stopped_before_a_large_job(pool: ProcessPool) -> None:
     """More than a pipe holds: to send it would wait for ever, too."""
     for worker in pool.crew:
@@ -73,6 +75,7 @@ def test_one_that_never_starts_is_named(monkeypatch: pytest.MonkeyPatch) -> None
         ProcessPool(answer, 1).map([b"1"])
 
 
+@pytest.mark.slow
 def test_a_slow_worker_is_waited_for_and_signals_are_the_parents_to_handle(pool: ProcessPool) -> None:
     """A closed terminal, or a batch system, signals every process of a run."""
     signals = [(signal.SIGINT,), (signal.SIGTERM,), (signal.SIGHUP,)]

@@ -340,6 +340,7 @@ def test_kill_dash_nine_at_any_moment_changes_nothing(tmp_path: Path) -> None:
         assert a.execute(history).fetchall() == b.execute(history).fetchall()
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_with_a_clear_line_and_a_whole_checkpoint(tmp_path: Path) -> None:
     """A limit on the size of files stands for the disk: the first checkpoint that does not fit fails to be written."""
 

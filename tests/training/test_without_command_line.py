@@ -30,6 +30,7 @@ runpy.run_module("esper.training", run_name="__main__")
 """
 
 
+@pytest.mark.slow
 def test_a_run_in_parts_without_optional_packages_ends_with_the_same_weights(tmp_path: Path) -> None:
     """The parts are processes: one that stops before its first update, one that ends, one that runs alone."""
     parts, whole = tmp_path / "parts", tmp_path / "whole"
