@@ -60,8 +60,11 @@ def main(folder=None):
     print(f"{grown.validation.accuracy:.1f} % with {grown.parameters:,} parameters")
     for seed in grown.history.seeds():
         print(seed.slot, seed.blueprint, seed.fate.name, "-", seed.why_ended)
-    if last is not None:  # the host by its own keys, then the seeds: the network as it was saved
-        again = esper.load_seeds(Digits.load_from_checkpoint(last), last).eval()
+    if folder is not None:  # after the fit: last.ckpt may still have a seed that the end of the fit removed
+        path = Path(folder) / "grown.ckpt"
+        trainer.save_checkpoint(path)
+        host = Digits.load_from_checkpoint(path)  # by its own keys; then the seeds
+        again = esper.load_seeds(host, path).eval()
         print(f"reloaded: {(again(validation[0]).argmax(1) == validation[1]).float().mean():.1%}")
     return grown
 

@@ -172,7 +172,7 @@ def test_folders_without_digests_still_load_if_they_are_old(mlp: Path) -> None:
     del (data := json.loads(path.read_text()))["digests"]
     path.write_text(json.dumps({**data, "version": 2}))
     check = load_file(mlp / "check.safetensors")
-    assert torch.equal(load(mlp)(check["x"]), check["y"])
+    torch.testing.assert_close(load(mlp)(check["x"]), check["y"])  # recorded on another processor
 
 
 @pytest.mark.parametrize("listed", [{"/dev/zero": "sha256:0"}, {"../x": "sha256:0"}, ["model.py"], {"model.py": 3}])

@@ -48,7 +48,7 @@ def test_a_folder_of_format_3_gives_the_outputs_of_then(name: str) -> None:
     assert json.loads((folder / "architecture.json").read_text())["version"] == 3
     check = load_file(folder / "check.safetensors")
     model = load(folder, host=Twice() if name == "twice" else None)
-    assert torch.equal(model(check["x"]), check["y"])
+    torch.testing.assert_close(model(check["x"]), check["y"])  # recorded on another processor
     if name == "twice":
         # The later seed (gated) acts on what the earlier one gave.
         assert [seed.grown["blend"] for _, seed in grafted(model)] == ["linear", "gated"]
