@@ -5,8 +5,10 @@ Covers: R149 (growth under control; the baselines that a learned policy must bea
 
 from __future__ import annotations
 
+import random
 import re
 import tomllib
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
@@ -19,7 +21,7 @@ from esper.engine.eager import EagerEngine, EpochRecord
 from esper.engine.learner import Learner, TrainReport
 from esper.engine.measure import Evaluation
 from esper.engine.optimizer import GrowingOptimizer
-from esper.env.situation import observe
+from esper.env.situation import Observer, observe
 from esper.growth.attach import attach
 from esper.lifecycle import Contrast, Rules, Stage
 from esper.policy.controller import Controller
@@ -116,6 +118,26 @@ def test_each_learner_has_a_memory_of_its_own_and_reset_forgets_it() -> None:
     assert [controller.decide([situation])[0] for _ in range(12)] == [r[0] for r in rounds]
     with pytest.raises(ValueError, match="random was reset for 1 learners, not 2"):
         controller.decide([situation] * 2)
+
+
+def test_an_observer_of_many_epochs_sees_what_a_new_one_sees_of_the_same_past() -> None:
+    controller, rng = make_controller("random"), random.Random(0)
+    learner = learner_for(BUILT_IN["conv1d"], rules=EAGER)
+    controller.reset([2])
+    observer = Observer(learner, 60)
+    history: list[EpochRecord] = []
+    for _ in range(60):
+        seen, anew = observer.observe(history), observe(learner, 60, history)
+        assert seen.source is not None
+        assert anew.source is not None
+        one, other = seen.source[0], anew.source[0]
+        for part, same in ((one, other), (one.slots, other.slots)):
+            for field in fields(part):
+                if isinstance(value := getattr(part, field.name), torch.Tensor):
+                    torch.testing.assert_close(value, getattr(same, field.name), rtol=0, atol=0, equal_nan=True)
+        (action,) = controller.decide([seen])
+        history.append(pretend(learner, action, rng.uniform(20, 90), 3.0, 2.0))
+    assert {Op.WAIT, Op.GERMINATE, Op.FOSSILIZE} <= {record.effect.action.op for record in history}
 
 
 # -- the heuristic ------------------------------------------------------------------------------------------------

@@ -218,14 +218,32 @@ def _chosen(names: tuple[str, ...], flags: tuple[bool, ...]) -> frozenset[str]:
     return frozenset(name for name, free in zip(names, flags, strict=False) if free)
 
 
+class Observer:
+    """One network before each of its epochs. An epoch is taken in once, so looking costs the same at any age."""
+
+    def __init__(self, learner: Learner, horizon: int, rent: float = RENT_RATE) -> None:
+        self._learner, self._horizon, self._rent = learner, horizon, rent
+        self._world: World | None = None  # made when it is needed: a state that is loaded may change what seeds cost
+        self._taken_in = 0
+
+    def observe(self, history: Sequence[EpochRecord]) -> Situation:
+        """As it is now, with its past; valid until the next call. `history` is that of the last call, continued."""
+        model = self._learner.model
+        slots = model.lifecycle.columns.clone()
+        world = self._world or World.of_models([model], slots, [self._horizon], self._rent)
+        self._world, world.slots = world, slots
+        for record in history[self._taken_in :]:
+            world.epoch = torch.full_like(world.epoch, self._taken_in)
+            world.record(epoch_columns([record], world.slots))
+            self._taken_in += 1
+        world.epoch = torch.full_like(world.epoch, self._learner.epoch)
+        world.over = world.epoch >= world.horizon
+        return Situations(world, [model], [history])[0]
+
+
 def observe(learner: Learner, horizon: int, history: Sequence[EpochRecord] = (), rent: float = RENT_RATE) -> Situation:
     """One network as it is now, with its past."""
-    world = World.of_models([learner.model], learner.model.lifecycle.columns.clone(), [horizon], rent)
-    for record in history:
-        world.record(epoch_columns([record], world.slots))
-    world.epoch = torch.full_like(world.epoch, learner.epoch)
-    world.over = world.epoch >= world.horizon
-    return Situations(world, [learner.model], [history])[0]
+    return Observer(learner, horizon, rent).observe(history)
 
 
 def as_tensors(situations: Sequence[Situation]) -> tuple[Observation, ActionMasks]:

@@ -20,7 +20,7 @@ from esper.engine.governor import Governor
 from esper.engine.learner import Learner, TrainReport
 from esper.engine.measure import Evaluation
 from esper.env.rent import RENT_RATE
-from esper.env.situation import observe
+from esper.env.situation import Observer
 from esper.growth.blueprints import Style
 from esper.growth.seed import Seed
 from esper.lifecycle import Stage
@@ -55,6 +55,7 @@ class Stepper:
         self.records: list[EpochRecord] = []
         """What happened, by epoch."""
         self.untrained = Evaluation(math.nan, math.nan)
+        self._observer = Observer(learner, epochs, rent)
         self._engine = engine([learner], [None])
         self._epoch: EpochUnderWay | None = None
 
@@ -79,8 +80,7 @@ class Stepper:
             if self.over:
                 raise RuntimeError(f"the run has had its {self.epochs} epochs: finish() it, or pass more epochs=")
             self.start()
-            situation = observe(self.learner, self.epochs, self.records, self.rent)
-            (action,) = self.controller.decide([situation])
+            (action,) = self.controller.decide([self._observer.observe(self.records)])
             self._epoch = EpochUnderWay.begin(self.learner, self._engine.governors[0], action)
         return self._epoch.effect
 
