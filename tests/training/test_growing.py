@@ -20,6 +20,7 @@ import esper
 from esper.actions import Action, Op
 from esper.engine.eager import EpochRecord
 from esper.env.situation import Situation
+from esper.growth.attach import AttachError
 from esper.growth.plain import grafted
 from esper.lifecycle import Rules, Stage
 from esper.policy.schedule import FixedSchedule, Planting
@@ -304,3 +305,40 @@ def test_the_network_of_the_best_epoch_has_all_buffers_of_then() -> None:
 def test_what_a_model_says_of_itself_must_be_data_to_be_kept(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="_extra_state of the model is no plain data, so no state can be kept"):
         quick_grow(model=Untellable(), slots=["first"], checkpoint=tmp_path)
+
+
+# -- unusual models -----------------------------------------------------------------------------------------------
+
+
+class OfForces(nn.Module):
+    """A gradient is a part of its forward pass, as in models of energies and forces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.energy, self.first, self.last = nn.Linear(2, 4), nn.Linear(2, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            place = x.detach().requires_grad_()
+            energy = self.energy(place).tanh().sum()
+            (force,) = torch.autograd.grad(energy, place, create_graph=self.training)
+        classes: Tensor = self.last((self.first(x + force)).relu())
+        return classes
+
+
+def test_a_model_that_takes_gradients_in_its_pass_grows_and_is_saved(tmp_path: Path) -> None:
+    assert esper.slots(OfForces(), rings(4, 0)[0]).flops is None  # torch's counter cannot follow such a pass
+    grown = quick_grow(model=OfForces(), slots=["first"])
+    assert [story.fate for story in grown.history.seeds()] == [Stage.FOSSILIZED]
+    assert any("FLOPs of the network could not be counted" in remark for remark in grown.remarks)
+    assert accuracy_of(grown.model) == pytest.approx(grown.validation.accuracy, abs=1e-4)
+    grown.save(tmp_path)
+    assert torch.equal(esper.load(tmp_path, host=OfForces())(rings(9, 0)[0]), grown.model(rings(9, 0)[0]))
+
+
+def test_a_sparse_buffer_is_refused_with_the_cure() -> None:
+    model = small_net()
+    model.register_buffer("edges", torch.eye(2).to_sparse())
+    with pytest.raises(AttachError, match=r"'edges' is a sparse tensor, .*: make it dense, or hold it in an attribute"):
+        quick_grow(model=model)
