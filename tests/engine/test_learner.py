@@ -16,10 +16,11 @@ from torch import nn
 
 from esper.actions import BLENDS, WAIT, Action, Op
 from esper.engine.eager import EagerEngine
-from esper.engine.learner import Learner, TrainReport
+from esper.engine.learner import Learner, TrainReport, add_shadow_gradients
 from esper.engine.measure import Evaluation, gather
 from esper.env.situation import Situation, observe
-from esper.growth.blueprints import blueprint_names, fitting
+from esper.growth.blueprints import SlotShape, blueprint_names, fitting
+from esper.growth.seed import Seed
 from esper.lifecycle import Contrast, Rules, Stage
 from small_worlds import BUILT_IN, EAGER, PATIENT, WORLDS, end_epoch, germinate, learner_for, plant, run_epoch, same
 
@@ -115,6 +116,16 @@ def test_every_trainable_parameter_gets_gradient_while_a_seed_blends(name: str, 
         dead = [n for n, p in model.seeds["0"].named_parameters() if p.grad is not None and not p.grad.any()]
         if name not in ("mlp", "plain conv2d"):  # a ReLU may be off for all of eight examples there
             assert dead == [], candidate.name
+
+
+@pytest.mark.parametrize("name", ["wide", "bottleneck", "norm", "attention"])
+def test_gradients_of_an_incubating_seed_lie_in_memory_as_its_parameters(name: str) -> None:
+    """Fused optimizers on CPUs take that for granted: other orders were added to the wrong weights, without a word."""
+    shape = SlotShape("conv2d", 6, (5, 4), channels_last=True)  # in there, maps are in torch's channels-last order
+    seed, h = Seed(name, shape), shape.example(3)
+    parameters = list(seed.parameters())
+    add_shadow_gradients(parameters, seed(h).square().sum())
+    assert all(p.grad is not None and p.grad.stride() == p.stride() for p in parameters)
 
 
 def test_the_report_of_an_epoch_by_hand() -> None:

@@ -72,6 +72,11 @@ def of_functions(act: Callable[[Tensor], Tensor], norm: Callable[[Tensor], Tenso
     return Functional(act, norm), "first", IMAGES
 
 
+def statistics_of(channels: int) -> tuple[Tensor, Tensor]:
+    """Of a batch norm that never trains: it can normalise a batch of one."""
+    return torch.zeros(channels), torch.ones(channels)
+
+
 STYLES: dict[str, tuple[tuple[nn.Module, str, Tensor], Style]] = {
     "nothing": ((two(), "0", ROWS), Style()),
     "a module": ((two(nn.LeakyReLU(0.2)), "1", ROWS), Style("LeakyReLU")),
@@ -81,6 +86,7 @@ STYLES: dict[str, tuple[tuple[nn.Module, str, Tensor], Style]] = {
     "torch's": ((two(nn.RMSNorm(6), nn.GELU()), "0", SYMBOLS), Style("GELU", "RMSNorm")),
     "functions": (of_functions(F.relu, lambda x: F.group_norm(num_groups=4, input=x)), Style("ReLU", "GroupNorm", 4)),
     "a method": (of_functions(Tensor.relu, nn.BatchNorm2d(8)), Style("ReLU", "BatchNorm")),
+    "a batch norm by a function": (of_functions(F.relu, lambda x: F.batch_norm(x, *statistics_of(8))), Style("ReLU")),
     "a bounded activation": ((two(nn.ReLU6()), "1", ROWS), Style("ReLU6")),
     "a batch norm that stays in evaluation": ((two(FrozenNorm(6), nn.ReLU()), "0", ROWS), Style("ReLU")),
     "over a whole example": (of_functions(F.mish, lambda x: F.layer_norm(x, x.shape[1:])), Style("Mish")),

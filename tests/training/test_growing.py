@@ -8,20 +8,24 @@ from __future__ import annotations
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, TensorDataset
 
 import esper
 from esper.actions import Action, Op
+from esper.engine.eager import EpochRecord
 from esper.env.situation import Situation
+from esper.growth.attach import AttachError
 from esper.growth.plain import grafted
 from esper.lifecycle import Rules, Stage
 from esper.policy.schedule import FixedSchedule, Planting
 from esper.training.own.run import DivergedError
+from esper.training.own.stepper import StateError
 
 QUICK = Rules(training_epochs=1, blending_epochs=1, prune_age=1, shadow_benefit=-100.0, contribution=-100.0)
 
@@ -225,3 +229,116 @@ def test_bad_input_is_refused_with_the_reason(changes: dict[str, object], messag
 def test_hopeless_training_says_so() -> None:
     with pytest.raises(DivergedError, match="learning rate"):
         quick_grow(optimizer=lambda parameters: torch.optim.SGD(parameters, lr=1e18))
+
+
+# -- what a state must hold ---------------------------------------------------------------------------------------
+
+
+class Counting(nn.Module):
+    """An average in a buffer that `state_dict()` leaves out, and a count in a value that is no tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.first, self.last, self.passes = nn.Linear(2, 6), nn.Linear(6, 3), 0
+        self.register_buffer("mean", torch.zeros(6), persistent=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        h = self.first(x)
+        if self.training:
+            self.passes += 1
+            self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+        hidden: Tensor = self.last((h - self.mean).relu())
+        return hidden
+
+    def get_extra_state(self) -> object:
+        return {"passes": self.passes}
+
+    def set_extra_state(self, state: dict[str, int]) -> None:
+        self.passes = state["passes"]
+
+
+class Untellable(Counting):
+    def get_extra_state(self) -> object:
+        return Path()
+
+
+def of_generator(batches: bool) -> DataLoader[tuple[Tensor, ...]]:
+    """Five whole batches: at the end of the pass a sampler draws a permutation that is not used."""
+    data, generator = TensorDataset(*rings(160, 0)), torch.Generator().manual_seed(5)
+    if batches:
+        return DataLoader(data, batch_sampler=BatchSampler(RandomSampler(data, generator=generator), 32, False))
+    return DataLoader(data, batch_size=32, shuffle=True, generator=generator)
+
+
+@pytest.mark.parametrize("what", ["model", "loader", "batch sampler"])
+def test_a_run_that_was_stopped_goes_on_exactly(what: str, tmp_path: Path) -> None:
+    def run(**more: object) -> esper.Grown:
+        of_model: dict[str, object] = {"model": Counting(), "slots": ["first"]}
+        val = DataLoader(TensorDataset(*rings(128, 1)), batch_size=64)
+        of_loader = {"train": of_generator(what != "loader"), "val": val}
+        return quick_grow(control=True, **(of_model if what == "model" else of_loader), **more)
+
+    def stop(record: EpochRecord, control: EpochRecord | None) -> None:
+        if record.epoch == 2:
+            raise InterruptedError
+
+    whole = run()
+    with pytest.raises(InterruptedError):
+        run(checkpoint=tmp_path, on_epoch=stop)
+    resumed = run(checkpoint=tmp_path)
+    assert resumed.history.control == whole.history.control
+    for one, other in zip(whole.model.parameters(), resumed.model.parameters(), strict=True):
+        assert torch.equal(one, other)
+    for one, other in zip(whole.model.buffers(), resumed.model.buffers(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_the_network_of_the_best_epoch_has_all_buffers_of_then() -> None:
+    later = partial(torch.optim.lr_scheduler.LambdaLR, lr_lambda=lambda update: 0.1 if update < 32 else 2.0)
+    settings = {"optimizer": partial(torch.optim.SGD, lr=1.0), "scheduler": later}
+    grown = quick_grow(model=Counting(), slots=["first"], controller="none", keep_best=True, **settings)
+    assert grown.history.kept is not None
+    assert grown.validation.accuracy == max(record.measured.accuracy for record in grown.history.records)
+
+
+def test_what_a_model_says_of_itself_must_be_data_to_be_kept(tmp_path: Path) -> None:
+    with pytest.raises(StateError, match="_extra_state of the model is no plain data, so no state can be kept"):
+        quick_grow(model=Untellable(), slots=["first"], checkpoint=tmp_path)
+
+
+# -- unusual models -----------------------------------------------------------------------------------------------
+
+
+class OfForces(nn.Module):
+    """A gradient is a part of its forward pass, as in models of energies and forces."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.energy, self.first, self.last = nn.Linear(2, 4), nn.Linear(2, 6), nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.enable_grad():
+            place = x.detach().requires_grad_()
+            energy = self.energy(place).tanh().sum()
+            (force,) = torch.autograd.grad(energy, place, create_graph=self.training)
+        classes: Tensor = self.last((self.first(x + force)).relu())
+        return classes
+
+
+def test_a_model_that_takes_gradients_in_its_pass_grows_and_is_saved(tmp_path: Path) -> None:
+    assert esper.slots(OfForces(), rings(4, 0)[0]).flops is None  # torch's counter cannot follow such a pass
+    grown = quick_grow(model=OfForces(), slots=["first"])
+    assert [story.fate for story in grown.history.seeds()] == [Stage.FOSSILIZED]
+    assert any("FLOPs of the network could not be counted" in remark for remark in grown.remarks)
+    assert accuracy_of(grown.model) == pytest.approx(grown.validation.accuracy, abs=1e-4)
+    grown.save(tmp_path)
+    assert torch.equal(esper.load(tmp_path, host=OfForces())(rings(9, 0)[0]), grown.model(rings(9, 0)[0]))
+
+
+def test_a_sparse_buffer_is_refused_with_the_cure() -> None:
+    model = small_net()
+    model.register_buffer("edges", torch.eye(2).to_sparse())
+    with pytest.raises(AttachError, match=r"'edges' is a sparse tensor, .*: make it dense, or hold it in an attribute"):
+        quick_grow(model=model)

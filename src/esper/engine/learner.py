@@ -335,7 +335,15 @@ def add_shadow_gradients(parameters: Sequence[Tensor], loss: Tensor) -> None:
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     for parameter, gradient in zip(parameters, gradients, strict=True):
         if gradient is not None:
-            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
+            ordered = _in_order_of(parameter, gradient)
+            parameter.grad = ordered if parameter.grad is None else parameter.grad + ordered
+
+
+def _in_order_of(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """The gradient in the parameter's order in memory, as `backward` leaves it: fused optimizers read both as rows."""
+    if gradient.is_sparse or gradient.stride() == parameter.stride():
+        return gradient
+    return torch.empty_like(parameter, dtype=gradient.dtype, requires_grad=False).copy_(gradient)
 
 
 def norms_of(gradients: Sequence[list[Tensor]], device: torch.device) -> Tensor:

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.utils._pytree import tree_leaves
 
 from esper.growth.auto_slots import AUTO, auto_slots
 from esper.growth.blueprints import blueprint_names
@@ -96,8 +97,15 @@ def survey(
     ordered = sorted(paths, key=lambda path: finished[model.get_submodule(path)])
     names = {module: name for name, module in model.named_modules()}
     taps = find_taps(model, {model.get_submodule(path) for path in paths}, seen.counts)
+    # A pass that takes gradients of its own (forces, say) needs such a module itself, and not what it once gave.
+    taps = [tap for tap in taps if not _has_gradients(seen.passes[1][tap].output)]
     found = tuple((path, replace(shapes[path], visibility=may_read[path])) for path in ordered)
     return Survey(found, tuple(names[tap] for tap in taps))
+
+
+def _has_gradients(output: Any) -> bool:
+    """Of a pass that is made without them."""
+    return any(isinstance(leaf, torch.Tensor) and leaf.requires_grad for leaf in tree_leaves(output))
 
 
 def _named(slots: SlotChoice) -> list[str]:
@@ -119,6 +127,12 @@ def check_model(model: nn.Module) -> None:
     for name, parameter in model.named_parameters():
         if isinstance(parameter, nn.UninitializedParameter):
             raise AttachError(f"{name!r} has no size yet: run the model once on some data before it grows")
+    for name, tensor in (*model.named_parameters(), *model.named_buffers()):
+        if tensor.layout is not torch.strided:
+            raise AttachError(
+                f"{name!r} is a sparse tensor, which cannot be kept and compared like others: make it dense, or hold "
+                "it in an attribute that is neither a parameter nor a buffer"
+            )
     for path, module in model.named_modules():
         where = f"module {path!r} of {kind}" if path else f"the model ({kind})"
         if isinstance(module, torch.jit.ScriptModule):

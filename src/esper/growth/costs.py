@@ -35,6 +35,14 @@ def flops_per_example(model: nn.Module, example: Any) -> int:
     return int(counter.get_total_flops()) // 2
 
 
+def countable_flops(model: nn.Module, example: Any) -> int | None:
+    """The same; None for a pass that torch cannot count, such as one that takes gradients of its own."""
+    try:
+        return flops_per_example(model, example)
+    except Exception:  # torch's counter fails in ways of its own, and a model is no worse for that
+        return None
+
+
 @contextmanager
 def _without_fused_layers() -> Iterator[None]:
     """Attention and recurrent layers in parts: the counter has entries for these, and fused ones count as nothing."""

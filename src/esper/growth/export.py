@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from esper.files import write_whole
-from esper.growth.costs import count_parameters, flops_per_example
+from esper.growth.costs import count_parameters, countable_flops
 from esper.growth.folder import ARCHITECTURE, FORMAT, FORMAT_VERSION, Sizes, with_digests
 from esper.growth.graft import is_record
 from esper.growth.model import GrowingModel, planted_modules
@@ -152,7 +152,7 @@ def _architecture(plain: nn.Module, example: Any, tied: dict[str, str]) -> dict[
         "grafts": [asdict(record) for record in grafts],
         "tied": tied,
         "parameters": {"total": count_parameters(plain), "host": count_parameters(plain) - grown, "grown": grown},
-        "flops_per_example": flops_per_example(plain, example),
+        "flops_per_example": countable_flops(plain, example),
         "example": {n: [str(v.dtype), *v.shape] for n, v in inputs.items() if isinstance(v, Tensor)},
     }
     architecture["host"]["config"] = _config(plain, architecture)

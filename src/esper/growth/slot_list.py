@@ -15,7 +15,7 @@ from esper.growth.attach import check_model
 from esper.growth.auto_slots import AUTO, pick
 from esper.growth.blueprints import SlotShape, fitting
 from esper.growth.candidates import find_candidates
-from esper.growth.costs import count_parameters, flops_per_example, seed_flops
+from esper.growth.costs import count_parameters, countable_flops, seed_flops
 from esper.growth.probe import AttachError, probe
 from esper.growth.seed import parameter_count
 from esper.growth.style import find_styles
@@ -63,8 +63,8 @@ class SlotList(Sequence[FoundSlot]):
 
     model: str
     parameters: int
-    flops: int
-    """Of one example's forward pass."""
+    flops: int | None
+    """Of one example's forward pass; None where they could not be counted."""
     slots: tuple[FoundSlot, ...]
     refused: Mapping[str, str]
     """By path: why this module is no slot."""
@@ -103,9 +103,9 @@ class SlotList(Sequence[FoundSlot]):
         return self._report()._repr_html_()
 
     def _report(self) -> Report:
+        flops = "" if self.flops is None else f", {quantity(self.flops)} FLOPs per example"
         title = (
-            f"{self.model}: {self.parameters:,} parameters, {quantity(self.flops)} FLOPs per example; "
-            f"{len(self.slots)} slot{'s' * (len(self.slots) != 1)}"
+            f"{self.model}: {self.parameters:,} parameters{flops}; {len(self.slots)} slot{'s' * (len(self.slots) != 1)}"
         )
         chosen = f"● chosen by slots={AUTO!r}" if self.auto else f"slots={AUTO!r} chooses none of them"
         count = len(self.refused)
@@ -162,7 +162,7 @@ def slots(
     return SlotList(
         model=type(model).__name__,
         parameters=count_parameters(model),
-        flops=flops_per_example(model, example),
+        flops=countable_flops(model, example),
         slots=tuple(found),
         refused=places.refused | refused | same,
     )

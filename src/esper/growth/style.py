@@ -133,8 +133,8 @@ def _note(
         found.append(Used(owner, Style(_CALLED[function])))
     elif function in _NORMING:
         kind, names = _NORMING[function], inspect.signature(function).parameters
-        if kind == "BatchNorm" and owner in frozen:
-            return
+        if kind == "BatchNorm" and (owner in frozen or not isinstance(owner, nn.modules.batchnorm._BatchNorm)):
+            return  # what a function normalises with in training cannot be seen here: it may be constants
         given = {**dict(zip(names, args, strict=False)), **kwargs}
         if kind == "GroupNorm":
             found.append(Used(owner, Style(norm=kind, groups=int(given["num_groups"]))))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import Any, Protocol
 
 import torch
@@ -131,14 +132,21 @@ class LoaderFeed:
         self.val_name = val_name
         self.updates_per_epoch = updates_per_epoch or _length(train)
         self._batches: Iterator[Any] = iter(())
+        self._given = 0
+        """Batches of this pass."""
 
     def next_batch(self) -> Batch:
         batch = next(self._batches, None)
         if batch is None:
-            self._batches = iter(self.train)
+            self._batches, self._given = iter(self.train), 0
             batch = next(self._batches, None)
             if batch is None:
                 raise ValueError("the training loader gives no batches")
+        self._given += 1
+        if self._given == self._batches_of_a_pass():
+            # A sampler draws once more when it is asked past its end: before the state of an epoch is taken, not after.
+            more = list(islice(self._batches, 1))
+            self._batches = chain(more, self._batches)
         inputs, targets = self.checked(batch, "train")
         if len(targets) < self.fewest:
             raise ValueError(
@@ -146,6 +154,12 @@ class LoaderFeed:
                 "drop_last=True to the DataLoader, or another batch_size"
             )
         return inputs, targets
+
+    def _batches_of_a_pass(self) -> int | None:
+        try:
+            return len(self.train)  # type: ignore[arg-type]
+        except TypeError:  # a stream
+            return None
 
     def validation(self) -> Iterable[Batch]:
         empty = True

@@ -40,6 +40,17 @@ class ChannelNorm(nn.Module):
         return normed.movedim(-1, 1)
 
 
+class GroupNorm(nn.GroupNorm):
+    """Torch's, for maps in any order in memory.
+
+    On a CPU torch ends the process (a segmentation fault) in the gradient of its own for a map in channels-last order
+    that needs no gradient, such as the input of an incubating seed: that is put into the usual order first.
+    """
+
+    def forward(self, h: torch.Tensor) -> torch.Tensor:
+        return super().forward(h.contiguous() if h.is_cpu and not h.requires_grad else h)
+
+
 def activation_for(own: str, style: dict[str, Any] | None = None) -> nn.Module:
     """The host's, or the blueprint's own."""
     name = (style or {}).get("activation", own)
@@ -71,7 +82,7 @@ def norm_for(channels: int, layout: str, causal: bool, style: dict[str, Any] | N
         return nn.BatchNorm1d(channels) if layout == "conv1d" else nn.BatchNorm2d(channels)
     groups = max(1, int((style or {}).get("groups", 1)))
     # Never one channel per group: on a map of one pixel it would have a single value to normalise.
-    return nn.GroupNorm(groups if channels % groups == 0 and channels > groups else 1, channels)
+    return GroupNorm(groups if channels % groups == 0 and channels > groups else 1, channels)
 
 
 def feature_norm_for(channels: int, layout: str, style: dict[str, Any] | None = None) -> nn.Module:

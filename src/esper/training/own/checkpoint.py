@@ -97,9 +97,11 @@ def _load_feed(feed: Feed, state: dict[str, Any]) -> None:
 
 
 def _generators(feed: Feed) -> list[torch.Generator]:
-    """Those that a DataLoader has of its own."""
+    """Those that a DataLoader and its samplers have of their own."""
     loader = feed.train if isinstance(feed, LoaderFeed) else None
     if not isinstance(loader, DataLoader):
         return []
-    found = [loader.generator, getattr(loader.sampler, "generator", None)]
+    batches = loader.batch_sampler
+    holders = (loader, loader.sampler, batches, getattr(batches, "sampler", None))
+    found = [getattr(holder, "generator", None) for holder in holders]
     return list({id(one): one for one in found if isinstance(one, torch.Generator)}.values())

@@ -100,4 +100,5 @@ def _check_missing(optimizer: Optimizer, trained: dict[str, nn.Parameter]) -> No
 
 
 def _may_be_fused(parameter: nn.Parameter) -> bool:
-    return parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda")
+    dense = parameter.layout is torch.strided and torch.empty_like(parameter).stride() == parameter.stride()
+    return dense and parameter.is_floating_point() and parameter.device.type in ("cpu", "cuda")  # no view with gaps

@@ -240,7 +240,7 @@ def _host_flops(model: GrowingModel, exported: nn.Module, example: Any) -> tuple
         added = [seed_flops(s.seed.blueprint, s.shape, s.seed.blend) for s in model.joined if s.seed is not None]
         return flops_per_example(exported, example) - sum(added), ()
     except Exception as error:  # of a pass that the user's model does not make alone: no reason to lose what was grown
-        return None, (f"The FLOPs of the network could not be counted: {first_line(error)}.",)
+        return None, (f"The FLOPs of the network could not be counted: {first_line(error).rstrip('.')}.",)
 
 
 def _seed_values(learner: Learner) -> tuple[dict[str, SeedValue], tuple[str, ...]]:
@@ -251,7 +251,7 @@ def _seed_values(learner: Learner) -> tuple[dict[str, SeedValue], tuple[str, ...
     try:
         values = gather([seed_values(model, learner.feed.validation, learner.loss, learner.score)])[0]
     except Exception as error:  # the person's metric, for networks that it never saw: no reason to lose the grown model
-        detail = first_line(error)
+        detail = first_line(error).rstrip(".")
         return {}, (f"What each seed contributes to the final network could not be measured: {detail}.",)
     return {model.slots[index].path: value for index, value in values.items()}, ()
 

@@ -6,13 +6,15 @@ makes the updates: `loop_updates.py`.
 
 from __future__ import annotations
 
+import copy
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from esper.actions import Effect
 from esper.engine.eager import EagerEngine, EpochRecord, EpochUnderWay
@@ -21,6 +23,7 @@ from esper.engine.learner import Learner, TrainReport
 from esper.engine.measure import Evaluation
 from esper.env.rent import RENT_RATE
 from esper.env.situation import Observer
+from esper.errors import refused
 from esper.growth.blueprints import Style
 from esper.growth.seed import Seed
 from esper.lifecycle import Stage
@@ -135,6 +138,7 @@ class Stepper:
                     f"the controller {self.controller.name} has no {verb}(), so it could not go on where it was: give "
                     "it state_dict() and load_state_dict(state) (of one that remembers nothing: {} and no effect)"
                 )
+        _check_readable(learner.model.host)
         governor = self._engine.governors[0]
         assert governor is not None
         return {
@@ -155,6 +159,7 @@ class Stepper:
         return {
             "epoch": self.learner.epoch,
             "host": _copies(model.host.state_dict()),
+            "buffers": _copies(_left_out(model.host)),
             "seeds": [
                 {
                     "slot": slot.index,
@@ -210,6 +215,7 @@ class Stepper:
         """Host, seeds and slots as they were."""
         model = self.learner.model
         model.host.load_state_dict(state["host"])
+        _set_buffers(model.host, state.get("buffers", {}))
         self.learner.epoch = state["epoch"]
         for saved in state["seeds"]:
             slot = model.slots[saved["slot"]]
@@ -236,7 +242,7 @@ class Stepper:
         model = self.learner.model
         return {
             "slots": [slot.path for slot in model.slots],
-            "host": [[name, list(tensor.shape)] for name, tensor in model.host.state_dict().items()],
+            "host": [[n, list(v.shape)] for n, v in model.host.state_dict().items() if isinstance(v, Tensor)],
             "epochs": self.epochs,
             "controller": self.controller.name,
             "rent": self.rent,
@@ -244,9 +250,39 @@ class Stepper:
         }
 
 
-def _copies(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """A state must not change with the training that goes on."""
-    return {name: tensor.detach().clone() for name, tensor in tensors.items()}
+def _copies(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A state must not change with the training that goes on. Some values are what a module says of itself
+    (`get_extra_state`), which may be anything."""
+    return {n: v.detach().clone() if isinstance(v, Tensor) else copy.deepcopy(v) for n, v in values.items()}
+
+
+def _left_out(host: nn.Module) -> dict[str, Tensor]:
+    """Buffers that are no part of `state_dict()`: a model may count or average in them all the same."""
+    saved = host.state_dict().keys()
+    return {name: buffer for name, buffer in host.named_buffers() if name not in saved}
+
+
+def _set_buffers(host: nn.Module, values: Mapping[str, Tensor]) -> None:
+    """Those that this host has; of a table that grows with what it is used for, the size is that of then."""
+    own = dict(host.named_buffers())
+    for name, value in values.items():
+        if name in own and own[name].shape == value.shape:
+            own[name].copy_(value)
+        elif name in own:
+            place, _, last = name.rpartition(".")
+            setattr(host.get_submodule(place), last, value.to(own[name].device, copy=True))
+
+
+def _check_readable(host: nn.Module) -> None:
+    """A state is read as data alone, and what a module says of itself could be more: known before it is needed."""
+    extra = {name: value for name, value in host.state_dict().items() if not isinstance(value, Tensor)}
+    if extra:
+        content = io.BytesIO()
+        with refused(
+            StateError, f"{next(iter(extra))} of the model is no plain data, so no state can be kept", Exception
+        ):
+            torch.save(extra, content)
+            torch.load(io.BytesIO(content.getvalue()), weights_only=True)
 
 
 def _rng_state(learner: Learner) -> dict[str, Any]:
