@@ -14,6 +14,7 @@ from esper.env.rent import score
 from esper.growth.export import Saved, save
 from esper.growth.folder import ARCHITECTURE, FILES
 from esper.growth.seeds import save_seeds
+from esper.growth.tensors import count_parameters
 from esper.tables import Report
 from esper.training.own.history import History
 from esper.training.own.latency import latency
@@ -47,7 +48,7 @@ class Grown:
 
     @property
     def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return count_parameters(self.model)
 
     @property
     def rent(self) -> float:
