@@ -23,7 +23,7 @@ from esper.errors import refused
 from esper.growth.attach import SlotChoice, attach, check_model
 from esper.growth.auto_slots import AUTO
 from esper.growth.model import GrowingModel
-from esper.growth.plain import as_written, check_exportable, copied
+from esper.growth.plain import check_exportable, copied
 from esper.lifecycle import Rules
 from esper.policy.controller import Controller
 from esper.tasks.feed import Feed, chunks
@@ -44,7 +44,7 @@ from esper.training.own.metric import Metric, Scale
 from esper.training.own.objective import fit_objective, integers_are_classes
 from esper.training.own.optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
 from esper.training.own.remarks import outlook, warn_user
-from esper.training.own.run import OnEpoch, run_growth
+from esper.training.own.run import OnEpoch, given_back, run_growth
 from esper.training.own.watch import watching
 
 AT_LEAST_1 = Count(1, LARGEST_NUMBER)
@@ -164,8 +164,7 @@ def grow(
         ignored=objective.ignored,
         auto=isinstance(slots, str),
     )
-    modes = {module: module.training for module in host.modules()}
-    try:
+    with given_back(growing):
         bare = without_labels(host, example)
         with watching(progress, growing, epochs, on_epoch) as noted:
             grown = run_growth(
@@ -182,10 +181,6 @@ def grow(
                 engine=gpu.engine,
             )
         return replace(grown, remarks=(*grown.remarks, *gpu.remarks))
-    finally:  # however it ended, a host that is the user's own is theirs again
-        as_written(growing.detach()).zero_grad(set_to_none=True)
-        for module, training in modes.items():
-            module.training = training
 
 
 def _own(model: nn.Module, *, in_place: bool) -> nn.Module:

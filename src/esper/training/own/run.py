@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +23,7 @@ from esper.growth.costs import flops_per_example, seed_flops
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.plain import ExportError, allowed_gap, as_written, output_gap, plain_model
 from esper.growth.probe import call, untouched
-from esper.growth.slot import preserved_rng
+from esper.growth.slot import preserved_modes, preserved_rng
 from esper.lifecycle import Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
 from esper.tasks.feed import Batch
@@ -156,6 +157,17 @@ def _remedy(model: nn.Module) -> str:
             "(its eps of 1e-8 is 0): train it in single precision, model.float(), or in model.bfloat16()"
         )
     return "lower the learning rate, or look for extreme values in the data"
+
+
+@contextmanager
+def given_back(model: GrowingModel) -> Iterator[None]:
+    """However the run inside ends, its host is its owner's again: as written, without seeds and gradients, in its
+    modes."""
+    with preserved_modes(model.host):
+        try:
+            yield
+        finally:
+            as_written(model.detach()).zero_grad(set_to_none=True)
 
 
 def finish_growth(
