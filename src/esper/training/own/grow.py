@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -167,7 +166,7 @@ def grow(
     with given_back(growing):
         bare = without_labels(host, example)
         with watching(progress, growing, epochs, on_epoch) as noted:
-            grown = run_growth(
+            return run_growth(
                 learners,
                 before,
                 bare,
@@ -178,9 +177,8 @@ def grow(
                 checkpoint,
                 patience=patience,
                 keep_best=keep_best,
-                engine=gpu.engine,
+                gpu=gpu,
             )
-        return replace(grown, remarks=(*grown.remarks, *gpu.remarks))
 
 
 def _own(model: nn.Module, *, in_place: bool) -> nn.Module:
@@ -229,7 +227,7 @@ def grow_task(
         learners[0].model, decider, epochs, rent, constant="class" if task.score is percent_correct else None
     )
     with watching(progress, learners[0].model, epochs, on_epoch, task.name) as noted:
-        grown = run_growth(
+        return run_growth(
             learners,
             before,
             task.splits.train.x[:2],
@@ -240,9 +238,8 @@ def grow_task(
             checkpoint,
             patience=patience,
             keep_best=keep_best,
-            engine=gpu.engine,
+            gpu=gpu,
         )
-    return replace(grown, remarks=(*grown.remarks, *gpu.remarks))
 
 
 def pick_device(device: str | torch.device) -> torch.device:
