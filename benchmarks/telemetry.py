@@ -35,20 +35,12 @@ import tyro
 
 from esper.agent.metrics import METRICS as AGENT_METRICS
 from esper.lifecycle import Stage, Transition
-from esper.telemetry import (
-    AnomalyDetector,
-    Decision,
-    Episode,
-    Event,
-    HealthMonitor,
-    Level,
-    PhaseTimers,
-    RunRecorder,
-    RunStore,
-    StoreRecorder,
-    open_readonly,
-)
+from esper.telemetry.health import AnomalyDetector, HealthMonitor
+from esper.telemetry.profiler import PhaseTimers
+from esper.telemetry.recorder import RunRecorder, StoreRecorder
+from esper.telemetry.records import Decision, Episode, Event, Level
 from esper.telemetry.schema import RUN_TABLES
+from esper.telemetry.store import RunStore, open_readonly
 from esper.training.journal import Journal
 from esper.training.loop import Trainer, UpdateReport
 from esper.training.run_folder import RunFolder

@@ -15,8 +15,10 @@ import torch
 from telemetry_samples import TERMS, record_update, sample_decision, sample_episode
 
 from esper.lifecycle import Stage, Transition
-from esper.telemetry import Decision, Event, FanOut, Level, RunRecorder, RunStore, StoreRecorder, open_readonly
+from esper.telemetry.recorder import FanOut, RunRecorder, StoreRecorder
+from esper.telemetry.records import Decision, Event, Level
 from esper.telemetry.schema import VIEWS
+from esper.telemetry.store import RunStore, open_readonly
 
 
 def written(path: Path, sql: str) -> list[tuple[object, ...]]:
