@@ -34,6 +34,7 @@ from esper.lifecycle import IN_FORWARD, Contrast, Stage
 from esper.tasks.draws import comparison_draws
 from esper.tasks.family import Draw, get_family
 from esper.training.catalogue import make_controller
+from esper.training.engines import parts_of
 from esper.training.own.history import History
 from esper.training.plots import plot_history
 from esper.training.pools import run_each
@@ -168,10 +169,9 @@ def _points(contrast: Contrast | None) -> str:
 
 
 def played(controller: str, numbers: Sequence[int], workers: int) -> dict[int, Episode]:
-    jobs = [tuple(numbers[i : i + BATCH]) for i in range(0, len(numbers), BATCH)]
     found: dict[int, Episode] = {}
     with ProgressDisplay(wide_console(stderr=True)) as watch:
-        for _, episodes in run_each(partial(play, controller, "mixed"), jobs, Processes(workers)):
+        for _, episodes in run_each(partial(play, controller, "mixed"), parts_of(numbers, BATCH), Processes(workers)):
             found |= episodes
             watch.note(len(found), len(numbers), controller)
     return dict(sorted(found.items()))

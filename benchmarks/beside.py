@@ -24,10 +24,10 @@ from torch import Tensor, nn
 import esper
 from esper.growth.graft import graft
 from esper.growth.seed import Seed
+from esper.growth.tensors import count_parameters
 from esper.training.statistics import bootstrap
 from page_text import in_points, table
 from real_arms import accuracy, adamw, loss_of
-from real_data import size_of
 
 EXAMPLES, TRAIN, EPOCHS, BATCH, WIDTH = 1200, 400, 40, 32, 8
 RATES = (0.001, 0.003, 0.01)
@@ -112,7 +112,7 @@ def measure(name: str, kind: str, seeds: int) -> tuple[list[float], int]:
         for seed in range(seeds):
             train, test = read(name, seed)
             model = network(width, slots, train, seed)
-            size = size_of(model)
+            size = count_parameters(model)
             found.append(accuracy(trained(model, train, rate, seed), test))
         by_rate.append(found)
     return max(by_rate, key=np.mean), size

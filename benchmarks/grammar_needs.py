@@ -10,10 +10,10 @@ are training draws: held-out ones are for judging controllers.
 
 from __future__ import annotations
 
-import argparse
 from typing import NamedTuple
 
 import numpy as np
+import tyro
 
 from esper.growth.blueprints import fitting
 from need_and_place import NONE, body, draw_of, plan_of, run
@@ -70,20 +70,21 @@ def rows(found: list[Found], by: str) -> list[list[str]]:
     return made
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--family", default="grammar")
-    parser.add_argument("--draws", type=int, default=96)
-    parser.add_argument("--first", type=int, default=FIRST)
-    parser.add_argument("--everything", action="store_true", help="also each blueprint at the answer's slot")
-    parser.add_argument("--each", action="store_true", help="print every draw")
-    options = parser.parse_args()
+def main(
+    family: str = "grammar", draws: int = 96, first: int = FIRST, everything: bool = False, each: bool = False
+) -> None:
+    """Measure draws of a family and print the tables.
+
+    Args:
+        everything: Also each blueprint at the answer's slot.
+        each: Print every draw.
+    """
     found = []
-    for number in range(options.first, options.first + options.draws):
-        one = measure(options.family, number, options.everything)
+    for number in range(first, first + draws):
+        one = measure(family, number, everything)
         found.append(one)
-        if options.each:
-            facts = draw_of(options.family, number).facts
+        if each:
+            facts = draw_of(family, number).facts
             figures = " ".join(f"{getattr(one, name):.0f}" for name in FIGURES)
             print(f"{figures:24} {facts['kind']} | {one.lacks} | {facts['answer']} | {one.chosen}", flush=True)
     for by in ("layout", "lacks"):
@@ -96,4 +97,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

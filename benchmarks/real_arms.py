@@ -32,10 +32,11 @@ from esper.growth.blueprints import fitting
 from esper.growth.graft import graft
 from esper.growth.plain import grafts_of
 from esper.growth.seed import Seed
+from esper.growth.tensors import count_parameters
 from esper.lifecycle import IN_FORWARD
 from esper.policy.controller import Controller
 from esper.training.catalogue import as_controller
-from real_data import PROBLEMS, Data, Pair, Problem, Sources, size_of
+from real_data import PROBLEMS, Data, Pair, Problem, Sources
 
 Network = list[list[str]]
 """Seeds of a network: [slot, blueprint, blend] each."""
@@ -194,7 +195,7 @@ def outcome(model: nn.Module, data: Data, flops: float, seconds: float) -> dict[
     return {
         "test": round(accuracy(model, data.test), 4),
         "val": round(accuracy(model, data.val), 4),
-        "parameters": size_of(model),
+        "parameters": count_parameters(model),
         "flops": int(flops),
         "seconds": round(seconds, 2),
     }

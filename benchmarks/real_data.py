@@ -20,6 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from esper.growth.tensors import count_parameters
 from esper.tasks.cifar10 import find_folder, read_images
 
 Pair = tuple[Tensor, Tensor]
@@ -71,17 +72,13 @@ class Problem:
         return self.build(width)
 
     def wider(self, ratio: float) -> int:
-        wanted = ratio * size_of(self.build(self.width))
+        wanted = ratio * count_parameters(self.build(self.width))
         widths = range(self.width, 6 * self.width, self.step)
-        return min(widths, key=lambda width: abs(size_of(self.build(width)) - wanted))
+        return min(widths, key=lambda width: abs(count_parameters(self.build(width)) - wanted))
 
     def updates(self, data: Data) -> int:
         """Of one epoch."""
         return self.updates_per_epoch or max(1, round(len(data.train[0]) / self.batch_size))
-
-
-def size_of(model: nn.Module) -> int:
-    return sum(parameter.numel() for parameter in model.parameters())
 
 
 # -- tables: scikit-learn's own ----------------------------------------------------------------------------------------

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from esper.training.statistics import Estimate, Floats, bootstrap
-from page_text import in_points, page_of, plain, table
+from page_text import in_points, page_of, plain, table, with_interval
 from real_data import PROBLEMS
 
 ARMS = {
@@ -242,15 +242,9 @@ def problem_table(name: str, runs: Runs) -> list[str]:
         rate = f"{runs[arm]['0']['rate']:g}"
         flops = f"{column(runs, arm, 'flops').mean() / 1e9:.3g}"
         seconds = f"{column(runs, arm, 'seconds').mean():.3g}"
-        rows.append([label, interval(found), lead, size, flops, seconds, rate])
+        rows.append([label, with_interval(found), lead, size, flops, seconds, rate])
     head = ["arm", "test", "`small` ahead by", "parameters", "training GFLOPs", "seconds", "rate"]
     return [f"{PROBLEMS[name].title}.", "", *table(head, rows)]
-
-
-def interval(found: Estimate) -> str:
-    if found.low is None or found.high is None:
-        return plain(found.value)
-    return f"{plain(found.value)} ({plain(found.low)} to {plain(found.high)})"
 
 
 def grown_table(problems: Mapping[str, Runs]) -> list[str]:

@@ -240,21 +240,11 @@ def score_table(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     arms, rows = (*RIVALS, LEARNED), []
     for name, part in parts.items():
         there = [plain(float(column(part, arm).mean())) if arm in part["arms"] else "–" for arm in arms]
-        ahead = [
-            in_points(lead(part, arm)) if arm in part["arms"] else "–"
-            for arm in ("none", "schedule", "heuristic", BEFORE)
-        ]
+        ahead = [in_points(lead(part, arm)) if arm in part["arms"] else "–" for arm in RIVALS]
         size = f"×{np.mean(part['arms'][LEARNED]['size']):.2f}"
         rows.append([PARTS[name].title, str(len(part["draws"])), *there, size, *ahead])
-    head = [
-        "family",
-        "draws",
-        *arms,
-        "size with `small`",
-        *(f"`small` − {arm}" for arm in ("none", "schedule", "heuristic", BEFORE)),
-    ]
-    lines = table(head, rows)
-    for arm in ("schedule", "heuristic", BEFORE):
+    lines = table(["family", "draws", *arms, "size with `small`", *(f"`small` − {arm}" for arm in RIVALS)], rows)
+    for arm in RIVALS[1:]:
         some = [part for part in parts.values() if arm in part["arms"]]
         if len(some) > 1:
             lines += ["", f"Mean over {len(some)} families, `small` − {arm}: {in_points(over_parts(some, arm))}."]

@@ -33,23 +33,14 @@ from unittest.mock import patch
 import torch
 import tyro
 
-from esper.actions import Action, Effect, Op
 from esper.agent.metrics import METRICS as AGENT_METRICS
 from esper.lifecycle import Stage, Transition
-from esper.telemetry import (
-    AnomalyDetector,
-    Decision,
-    Episode,
-    Event,
-    HealthMonitor,
-    Level,
-    PhaseTimers,
-    RunRecorder,
-    RunStore,
-    StoreRecorder,
-    open_readonly,
-)
+from esper.telemetry.health import AnomalyDetector, HealthMonitor
+from esper.telemetry.profiler import PhaseTimers
+from esper.telemetry.recorder import RunRecorder, StoreRecorder
+from esper.telemetry.records import Decision, Episode, Event, Level
 from esper.telemetry.schema import RUN_TABLES
+from esper.telemetry.store import RunStore, open_readonly
 from esper.training.journal import Journal
 from esper.training.loop import Trainer, UpdateReport
 from esper.training.run_folder import RunFolder
@@ -64,8 +55,9 @@ METRICS = {
     for name in AGENT_METRICS
     for head in (HEADS if name.startswith("head/") else ("",))
 }
-GERMINATE = Effect(Action(Op.GERMINATE, 1, "depthwise", "sigmoid", reason="policy"), True, "policy")
-WAIT = Effect(Action(), False, "wait")
+PROBABILITIES = {"op": 0.3, "slot": 0.4, "blueprint": 0.2, "blend": 0.5}
+GERMINATE = (("GERMINATE", "layers.1", "depthwise", "sigmoid"), PROBABILITIES, True, "policy")
+WAIT = (("WAIT", None, None, None), {"op": 0.9}, False, "wait")
 
 
 def record_update(recorder: RunRecorder, update: int, timers: PhaseTimers) -> None:
@@ -75,19 +67,9 @@ def record_update(recorder: RunRecorder, update: int, timers: PhaseTimers) -> No
         with timers("collect"):
             for env in range(ENVIRONMENTS):
                 growing = epoch % 5 == 0
-                probabilities = {"op": 0.3, "slot": 0.4, "blueprint": 0.2, "blend": 0.5} if growing else {"op": 0.9}
+                decided, probabilities, changed, said = GERMINATE if growing else WAIT
                 recorder.decision(
-                    Decision.of(
-                        GERMINATE if growing else WAIT,
-                        update=update,
-                        env=env,
-                        epoch=epoch,
-                        slot="layers.1" if growing else None,
-                        probabilities=probabilities,
-                        value=1.5,
-                        reward=2.25,
-                        rewards=rewards,
-                    )
+                    Decision(update, env, epoch, *decided, probabilities, 1.5, changed, said, 2.25, rewards)
                 )
                 if growing:
                     change = Transition(epoch, "layers.1", 1, Stage.DORMANT, Stage.GERMINATED, "policy")

@@ -35,9 +35,9 @@ import torch
 import tyro
 
 from esper.agent.metrics import METRICS
-from esper.telemetry import RunStore, StoreRecorder
+from esper.telemetry.recorder import StoreRecorder
 from esper.telemetry.schema import RUN_TABLES
-from esper.telemetry.store import STORE_NAME
+from esper.telemetry.store import STORE_NAME, RunStore
 from esper.training.journal import Journal
 from esper.training.loop import Trainer
 from esper.training.run_folder import RunFolder

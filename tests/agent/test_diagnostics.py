@@ -12,8 +12,8 @@ from torch import nn
 from esper.agent.diagnostics import MOST_EXAMPLES, NumericalStabilityReport, RatioExplosionDiagnostic
 from esper.agent.metrics import explained_variance, measure_state
 from esper.policy.network import RecurrentState
-from esper.telemetry import AnomalyDetector
 from esper.telemetry.alarms import RATIO_HIGH, RATIO_LOW
+from esper.telemetry.health import AnomalyDetector
 
 
 def batch(rows: int = 2, steps: int = 3):

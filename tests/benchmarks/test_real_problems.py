@@ -12,8 +12,9 @@ import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "benchmarks"))
 import real_problems
+from esper.growth.tensors import count_parameters
 from real_arms import Job, Training, built, run_job
-from real_data import PROBLEMS, Sources, size_of
+from real_data import PROBLEMS, Sources
 from real_page import ARMS, measured, over_problems, render, share_of_large
 from real_problems import best_rate, check, main, measure, protocol, readable, stored
 
@@ -88,7 +89,7 @@ def test_refusals_are_one_line(
 def test_hosts_are_widened_by_their_parameters_and_begin_alike() -> None:
     for name in ("digits", "cifar10", "gpt"):
         problem = PROBLEMS[name]
-        sizes = [size_of(problem.host(0, ratio)) for ratio in (1.0, 2.0, 4.0)]
+        sizes = [count_parameters(problem.host(0, ratio)) for ratio in (1.0, 2.0, 4.0)]
         assert [size / sizes[0] for size in sizes] == pytest.approx([1.0, 2.0, 4.0], rel=0.06)
         assert all(map(torch.equal, problem.host(3).parameters(), problem.host(3).parameters()))
 
@@ -99,7 +100,7 @@ def test_growth_is_trained_and_the_final_network_from_scratch() -> None:
     data = problem.read(0, NOWHERE)
     scratch = run_job(Job("tiny", "scratch", 0, 0.01, NOWHERE, SEED, flops=10_000_000))
     assert scratch["flops"] == pytest.approx(10_000_000, rel=0.05)
-    assert scratch["parameters"] == size_of(built(problem, data, SEED, 0)) > size_of(problem.host(0))
+    assert scratch["parameters"] == count_parameters(built(problem, data, SEED, 0)) > count_parameters(problem.host(0))
     late = run_job(Job("tiny", "late", 0, 0.01, NOWHERE, SEED, births=[4]))
     assert late["parameters"] == scratch["parameters"]
     plain = run_job(Job("tiny", "none", 0, 0.01, NOWHERE))
@@ -131,7 +132,7 @@ def test_a_search_spends_its_flops_and_gives_its_best_network() -> None:
     found = run_job(Job("tiny", "optuna 1", 0, 0.01, NOWHERE, flops=5_000_000))
     assert 5_000_000 <= found["flops"] < 6_500_000
     assert found["trials"] >= 2
-    assert found["parameters"] >= size_of(PROBLEMS["tiny"].host(0))
+    assert found["parameters"] >= count_parameters(PROBLEMS["tiny"].host(0))
 
 
 # -- the page ----------------------------------------------------------------------------------------------------------

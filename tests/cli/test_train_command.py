@@ -371,7 +371,7 @@ def report(update: int, evaluation: float | None) -> UpdateReport:
 
 def test_the_live_table_fits_a_terminal_of_eighty_columns() -> None:
     console = Console(width=80, force_terminal=True, color_system=None, file=io.StringIO())
-    trainer = SimpleNamespace(update=0, config=TrainConfig(updates=1000))
+    trainer = SimpleNamespace(update=0, config=TrainConfig(updates=1000), cluster=None)
     with TrainWatch(console, trainer) as watch:  # type: ignore[arg-type]
         watch(report(998, None))
         watch(report(999, 100.0))
@@ -384,7 +384,8 @@ def test_the_live_table_fits_a_terminal_of_eighty_columns() -> None:
 
 def test_a_file_gets_a_line_per_update(capsys: Capture) -> None:
     console = Console(width=80, color_system=None)
-    with TrainWatch(console, SimpleNamespace(update=0, config=TrainConfig(updates=2))) as watch:  # type: ignore[arg-type]
+    trainer = SimpleNamespace(update=0, config=TrainConfig(updates=2), cluster=None)
+    with TrainWatch(console, trainer) as watch:  # type: ignore[arg-type]
         watch(report(1, None))
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "update 1: kl_spike: look"

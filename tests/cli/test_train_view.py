@@ -43,7 +43,8 @@ def test_the_bar_of_a_slot_has_its_length_and_names_every_stage() -> None:
 
 def test_the_view_fits_eighty_columns_and_says_what_matters() -> None:
     console = Console(width=80, force_terminal=True, color_system=None, file=io.StringIO())
-    watch = TrainWatch(console, SimpleNamespace(update=0, config=TrainConfig(updates=20)))  # type: ignore[arg-type]
+    trainer = SimpleNamespace(update=0, config=TrainConfig(updates=20), cluster=None)
+    watch = TrainWatch(console, trainer)  # type: ignore[arg-type]
     watch.reports = [report(update, 60.5 if update == 4 else None) for update in range(1, 7)]
     console.print(watch.view())
     said = console.file.getvalue()  # type: ignore[attr-defined]

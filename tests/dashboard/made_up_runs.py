@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from esper.telemetry import Decision, Episode, Event, RunRecorder, RunStore, StoreRecorder
-from esper.telemetry.records import EpisodeColumns, SlotState, StepDetails
-from esper.telemetry.store import STORE_NAME
+from esper.telemetry.recorder import RunRecorder, StoreRecorder
+from esper.telemetry.records import Decision, Episode, EpisodeColumns, Event, SlotState, StepDetails
+from esper.telemetry.store import STORE_NAME, RunStore
 
 EPOCHS = 6
 HEADS = ("op", "slot", "blueprint", "blend")

@@ -15,9 +15,10 @@ from esper.dashboard.episode_answers import episode, rollout
 from esper.dashboard.findings import downloadable, files, findings, leaderboard
 from esper.dashboard.overview import overview
 from esper.dashboard.source import Source
-from esper.telemetry import Event, RunStore, StoreError, StoreRecorder
+from esper.telemetry.recorder import StoreRecorder
+from esper.telemetry.records import Event
 from esper.telemetry.schema import MIGRATIONS
-from esper.telemetry.store import STORE_NAME
+from esper.telemetry.store import STORE_NAME, RunStore, StoreError
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,9 @@ from made_up_runs import add_update, make_bulk_run, make_comparison, make_run
 from esper.cli.watch import listen
 from esper.dashboard.guard import Policy
 from esper.dashboard.source import Source
-from esper.telemetry import Event, RunStore, StoreRecorder
-from esper.telemetry.store import STORE_NAME
+from esper.telemetry.recorder import StoreRecorder
+from esper.telemetry.records import Event
+from esper.telemetry.store import STORE_NAME, RunStore
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
 uvicorn = pytest.importorskip("uvicorn", reason="the page needs esper[web]")

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from esper.engine.counterfactual import all_off, interaction, orders_of, seed_values, shapley_weights
+from esper.engine.counterfactual import all_off, orders_of, seed_values, shapley_weights
 from esper.engine.measure import Pending, SetScore, evaluate, gather
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
@@ -80,11 +80,9 @@ def examples(*values: float) -> list[tuple[Tensor, Tensor]]:
 def test_two_seeds_by_hand() -> None:
     # x = 1; gains 2 and 3. v(none) = 1, v(a) = 2, v(b) = 3, v(ab) = 6.
     model, data = product(2.0, 3.0), examples(1.0)
-    a, b = model.slots
-    together = answer(interaction(model, data, minus_mean, value_of, a, b))
-    assert together.accuracy == pytest.approx(6 - 2 - 3 + 1)
-    assert together.loss == pytest.approx(2)  # the loss is minus the value, and a contrast's loss is what is saved
-    assert answer(all_off(model, data, minus_mean, value_of)).accuracy == pytest.approx(6 - 1)
+    everything = answer(all_off(model, data, minus_mean, value_of))
+    assert everything.accuracy == pytest.approx(6 - 1)
+    assert everything.loss == pytest.approx(5)  # the loss is minus the value, and a contrast's loss is what is saved
     shares = answer(shapley(model, data, minus_mean, value_of))
     assert shares[0].accuracy == pytest.approx(((2 - 1) + (6 - 3)) / 2)
     assert shares[1].accuracy == pytest.approx(((3 - 1) + (6 - 2)) / 2)
@@ -92,23 +90,14 @@ def test_two_seeds_by_hand() -> None:
 
 
 def test_errors_are_paired_per_example() -> None:
-    # x = 1 and 2: everything scales with x squared, so the interaction is 2 and 8; mean 5, error 4.243 / sqrt(2) = 3.
+    # x = 1 and 2: everything scales with x squared. Shapley values are 2 and 8 for the first seed (mean 5, error
+    # 4.243 / sqrt(2) = 3), 3 and 12 for the second; all-off is 5 and 20.
     model, data = product(2.0, 3.0), examples(1.0, 2.0)
-    together = answer(interaction(model, data, minus_mean, value_of, *model.slots))
-    assert (together.accuracy, together.error) == (pytest.approx(5.0), pytest.approx(3.0))
-    # Shapley values are 2 and 8 for the first seed, 3 and 12 for the second; all-off is 5 and 20.
     shares = answer(shapley(model, data, minus_mean, value_of))
     assert (shares[0].accuracy, shares[0].error) == (pytest.approx(5.0), pytest.approx(3.0))
     assert (shares[1].accuracy, shares[1].error) == (pytest.approx(7.5), pytest.approx(4.5))
     everything = answer(all_off(model, data, minus_mean, value_of))
     assert (everything.accuracy, everything.error) == (pytest.approx(12.5), pytest.approx(7.5))
-
-
-def test_an_interaction_leaves_the_other_seeds_as_they_are() -> None:
-    model = product(2.0, 3.0, 5.0)
-    a, b, _ = model.slots
-    together = answer(interaction(model, examples(1.0), minus_mean, value_of, a, b))
-    assert together.accuracy == pytest.approx(5 * (6 - 2 - 3 + 1))
 
 
 def test_the_shapley_values_of_some_seeds_leave_the_others_as_they_are() -> None:
@@ -326,15 +315,14 @@ def test_a_score_of_the_whole_set_by_hand_and_in_several_passes(monkeypatch: pyt
         assert values[0].shapley.loss == pytest.approx(5)  # the mean of 2 and 8, as for a score per example
 
 
-@pytest.mark.parametrize("question", [shapley, all_off, interaction])
+@pytest.mark.parametrize("question", [shapley, all_off])
 def test_seeds_that_take_no_part_are_refused(question) -> None:  # type: ignore[no-untyped-def]
     """R138: alpha is 0, so there is nothing to leave out; the shadow benefit is what is measured instead."""
     model = attach(ProductHost(2), ["parts.*"], torch.ones(2, 1), rules=PATIENT)
     plant(model, model.slots[0], "lora", Stage.HOLDING)
     plant(model, model.slots[1], "lora", Stage.TRAINING)
-    named = model.slots if question is interaction else [model.slots]
     with pytest.raises(ValueError, match=r"parts.1 is TRAINING with alpha 0: .* shadow benefit"):
-        question(model, examples(1.0), minus_mean, value_of, *named)
+        question(model, examples(1.0), minus_mean, value_of, model.slots)
     shares = answer(shapley(model, examples(1.0), minus_mean, value_of))  # by default: those that do take part
     assert list(shares) == [0]
 
@@ -342,7 +330,7 @@ def test_seeds_that_take_no_part_are_refused(question) -> None:  # type: ignore[
 def test_a_slot_named_twice_is_refused() -> None:
     model = product(2.0, 3.0)
     with pytest.raises(ValueError, match="named twice"):
-        interaction(model, examples(1.0), minus_mean, value_of, model.slots[0], model.slots[0])
+        all_off(model, examples(1.0), minus_mean, value_of, [model.slots[0], model.slots[0]])
 
 
 def test_a_network_without_seeds_has_nothing_to_share() -> None:

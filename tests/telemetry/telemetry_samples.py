@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 
 from esper.actions import HEAD_NAMES
-from esper.telemetry import Decision, Episode, Event, RunRecorder
+from esper.telemetry.recorder import RunRecorder
+from esper.telemetry.records import Decision, Episode, Event
 
 
 def healthy(update: int, updates: int = 60) -> dict[str, float]:

@@ -20,8 +20,8 @@ from toy_environments import CartPoleWithoutVelocities, OpConditional, make_agen
 from esper.agent.config import PPOConfig
 from esper.agent.metrics import METRICS
 from esper.agent.ppo import PPOAgent
-from esper.telemetry import AnomalyDetector
 from esper.telemetry.gradients import GradientWatch
+from esper.telemetry.health import AnomalyDetector
 
 HEALTHY = PPOConfig(learning_rate=1e-3, epochs=3, minibatches=2)
 

@@ -17,9 +17,18 @@ from telemetry_samples import healthy
 from esper.agent.config import PPOConfig
 from esper.agent.metrics import measure_state
 from esper.cli.train import Train
-from esper.telemetry import Anomaly, AnomalyDetector, Event, HealthMonitor, Level, RunRecorder
 from esper.telemetry.alarms import ALARM_RULES, ENTROPY_COLLAPSED, RATIO_HIGH, RATIO_LOW, AlarmRule, RunPhase
-from esper.telemetry.health import RECOVERY, REMINDER, GradientDrift, Improvement
+from esper.telemetry.health import (
+    RECOVERY,
+    REMINDER,
+    Anomaly,
+    AnomalyDetector,
+    GradientDrift,
+    HealthMonitor,
+    Improvement,
+)
+from esper.telemetry.recorder import RunRecorder
+from esper.telemetry.records import Event, Level
 
 UPDATES = 60
 

@@ -13,8 +13,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity
 
-from esper.telemetry import PhaseTimers, profiling
-from esper.telemetry.profiler import accelerator, activities
+from esper.telemetry.profiler import PhaseTimers, accelerator, activities, profiling
 
 
 def test_timers_add_up_by_phase_and_start_afresh() -> None:

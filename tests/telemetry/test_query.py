@@ -13,8 +13,9 @@ import pytest
 from telemetry_samples import record_update, sample_decision
 
 from esper.cli import main
-from esper.telemetry import RunStore, StoreRecorder
+from esper.telemetry.recorder import StoreRecorder
 from esper.telemetry.schema import RUN_TABLES, VIEWS
+from esper.telemetry.store import RunStore
 
 Capture = pytest.CaptureFixture[str]
 DOCS = Path(__file__).parents[2] / "docs" / "telemetry.md"

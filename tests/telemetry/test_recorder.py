@@ -14,10 +14,11 @@ import pytest
 import torch
 from telemetry_samples import TERMS, record_update, sample_decision, sample_episode
 
-from esper.actions import Action, Effect, Op
 from esper.lifecycle import Stage, Transition
-from esper.telemetry import Decision, Event, FanOut, Level, RunRecorder, RunStore, StoreRecorder, open_readonly
+from esper.telemetry.recorder import FanOut, RunRecorder, StoreRecorder
+from esper.telemetry.records import Decision, Event, Level
 from esper.telemetry.schema import VIEWS
+from esper.telemetry.store import RunStore, open_readonly
 
 
 def written(path: Path, sql: str) -> list[tuple[object, ...]]:
@@ -27,16 +28,12 @@ def written(path: Path, sql: str) -> list[tuple[object, ...]]:
 
 def test_a_decision_keeps_what_was_chosen_and_how_surely(tmp_path: Path) -> None:
     path = tmp_path / "run.sqlite"
-    germinate = Effect(Action(Op.GERMINATE, 1, "depthwise", "linear", reason="policy"), True, "policy")
-    wait = Effect(Action(), False, "wait")
     with RunStore(path) as store:
         recorder = StoreRecorder(store)
         odds = {"op": 0.25, "slot": 0.5, "blueprint": 0.2, "blend": 0.3}
-        where = {"update": 2, "env": 3}
-        recorder.decision(
-            Decision.of(germinate, **where, epoch=0, slot="layers.1", probabilities=odds, value=1.5, reward=-0.5)
-        )
-        recorder.decision(Decision.of(wait, **where, epoch=1, slot=None, probabilities={"op": 0.9}, value=1.0))
+        planted = ("GERMINATE", "layers.1", "depthwise", "linear")
+        recorder.decision(Decision(2, 3, 0, *planted, odds, 1.5, True, "policy", -0.5))
+        recorder.decision(Decision(2, 3, 1, "WAIT", None, None, None, {"op": 0.9}, 1.0, False, "wait"))
     assert written(path, "SELECT * FROM decisions") == [
         (
             2,

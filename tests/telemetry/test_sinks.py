@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 from telemetry_samples import record_update, sample_episode
 
-from esper.telemetry import Event, RunRecorder
+from esper.telemetry.recorder import RunRecorder
+from esper.telemetry.records import Event
 from esper.telemetry.sinks import PackageMissingError, ScalarSink, TensorBoardSink, WandbSink
 
 

@@ -21,10 +21,10 @@ from pathlib import Path
 import pytest
 from telemetry_samples import record_update, sample_episode
 
-from esper.telemetry import Decision, RunStore, StoreError, StoreRecorder, open_readonly
-from esper.telemetry.records import SlotState, StepDetails
+from esper.telemetry.recorder import StoreRecorder
+from esper.telemetry.records import Decision, SlotState, StepDetails
 from esper.telemetry.schema import MIGRATIONS, RUN_TABLES
-from esper.telemetry.store import STORE_NAME
+from esper.telemetry.store import STORE_NAME, RunStore, StoreError, open_readonly
 
 INSERT = "INSERT OR REPLACE INTO metrics (update_number, name, value) VALUES (?, ?, ?)"
 
@@ -119,7 +119,7 @@ def test_without_a_flush_memory_is_bounded_and_nothing_is_dropped(path: Path) ->
 
 def test_a_store_that_nobody_closes_is_written_at_the_end_of_the_process(path: Path) -> None:
     script = (
-        "import sys; from pathlib import Path; from esper.telemetry import RunStore; "
+        "import sys; from pathlib import Path; from esper.telemetry.store import RunStore; "
         f"RunStore(Path(sys.argv[1])).add(({INSERT!r}, [(1, 'kl', 0.5)]))"
     )
     subprocess.run([sys.executable, "-c", script, str(path)], check=True)
@@ -233,7 +233,8 @@ CHILD = """
     sys.path.insert(0, {tests!r})
     from pathlib import Path
     from telemetry_samples import record_update
-    from esper.telemetry import RunStore, StoreError, StoreRecorder
+    from esper.telemetry.recorder import StoreRecorder
+    from esper.telemetry.store import RunStore, StoreError
     if {limit}:
         resource.setrlimit(resource.RLIMIT_FSIZE, ({limit}, {limit}))
     try:

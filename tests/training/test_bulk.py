@@ -27,10 +27,11 @@ from esper.lifecycle import TRANSITIONS, Stage
 from esper.rollout.episodes import Episodes, join
 from esper.rollout.play import play
 from esper.rollout.render import render
-from esper.telemetry import Decision, Episode, Event, Level, RunRecorder, RunStore, StoreRecorder, open_readonly
-from esper.telemetry.records import EpisodeColumns
+from esper.telemetry.recorder import RunRecorder, StoreRecorder
+from esper.telemetry.records import Decision, Episode, EpisodeColumns, Event, Level
 from esper.telemetry.schema import VIEWS
 from esper.telemetry.sinks import ScalarSink
+from esper.telemetry.store import RunStore, open_readonly
 from esper.training import bulk, journal
 from esper.training.bulk import BULK, EPISODES_IN_FULL, sample
 from esper.training.journal import Journal, RolloutSummary

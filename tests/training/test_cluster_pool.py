@@ -10,7 +10,7 @@ from typing import Any
 import cluster_jobs
 import pytest
 
-from esper.training import cluster_pool
+from esper.training import cluster_members, cluster_pool
 from esper.training.cluster_actor import ClusterActor, pack_job, unpack_job
 from esper.training.cluster_members import ClusterError, Ended, Member, Members
 from esper.training.cluster_pool import RayPool
@@ -151,3 +151,33 @@ def test_a_node_gets_as_many_actors_as_it_has_cores_and_memory_for() -> None:
     ):
         members = Members(None, actors)  # type: ignore[arg-type]
         assert members._room({"Resources": has}) == room
+
+
+class Handle:
+    """An actor in this process behind Ray's way of calling: a method that it does not have fails here, too."""
+
+    def __init__(self) -> None:
+        self.actor = ClusterActor()
+
+    def __getattr__(self, method: str) -> Any:
+        return SimpleNamespace(remote=lambda *given: Answered(getattr(self.actor, method)(*given)))
+
+
+class Answered:
+    def __init__(self, answer: Any) -> None:
+        self.answer = answer
+
+
+def test_an_actor_introduces_itself_and_is_then_given_a_job(monkeypatch: pytest.MonkeyPatch) -> None:
+    strategies = SimpleNamespace(NodeAffinitySchedulingStrategy=lambda node, soft: None)
+    monkeypatch.setattr(cluster_members, "import_module", lambda name: strategies)
+    node = {"NodeID": "0123456789", "Alive": True, "NodeManagerHostname": "here", "NodeManagerAddress": "127.0.0.1"}
+    ray = SimpleNamespace(
+        nodes=lambda: [{**node, "Resources": {"CPU": 1.0, "memory": 2.0**31}}],
+        remote=lambda kind: SimpleNamespace(options=lambda **settings: SimpleNamespace(remote=Handle)),
+        wait=lambda pending, num_returns, timeout: (pending, []),
+        get=lambda reference: reference.answer,
+        put=lambda value: value,
+        exceptions=SimpleNamespace(RayError=OSError),
+    )
+    assert RayPool(Members(ray), cluster_jobs.double).map([1, 2]) == [2, 4]

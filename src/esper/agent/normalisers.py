@@ -91,11 +91,9 @@ def moments(batch: Tensor, where: Tensor | None = None) -> tuple[Tensor, Tensor,
 class ObservationNormaliser:
     """Standardises `overall` and `slots`, feature by feature; slots share statistics because they share weights."""
 
-    def __init__(
-        self, overall: int, slots: int, momentum: float | None = None, device: torch.device | str = "cpu"
-    ) -> None:
+    def __init__(self, overall: int, slots: int, device: torch.device | str = "cpu") -> None:
         widths = {"overall": overall, "slots": slots}
-        self.frozen = {name: RunningMoments(width, momentum, device) for name, width in widths.items()}
+        self.frozen = {name: RunningMoments(width, device=device) for name, width in widths.items()}
         self.fixed = False
         """Keep the statistics as they are, whatever is seen: for an agent that started from another's policy."""
 

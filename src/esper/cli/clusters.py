@@ -37,6 +37,7 @@ def chosen_executor(
 ) -> Iterator[Executor]:
     """The cluster, or else so many processes of this machine; at the end, a line about what each node has done."""
     from esper.cli.options import pick_workers
+    from esper.cli.terminal import print_dim
     from esper.training.workers import Processes
 
     with opened_cluster(address, actors, workers) as cluster:
@@ -44,7 +45,7 @@ def chosen_executor(
             yield Processes(pick_workers(workers, device))
             return
         yield cluster
-        console.print(cluster.members.progress(), style="dim", highlight=False, soft_wrap=True)
+        print_dim(console, cluster.members.progress())
 
 
 def device_of_jobs(wanted: str, address: str | None, actors: ActorOption) -> torch.device:

@@ -23,7 +23,7 @@ from esper.cli.options import (
     refuse_if_it_holds,
     results_folder,
 )
-from esper.cli.terminal import ProgressDisplay, clock, styled, wide_console, with_interval
+from esper.cli.terminal import ProgressDisplay, clock, print_dim, styled, wide_console, with_interval
 from esper.config import EngineOption
 from esper.env.rent import RENT_RATE
 from esper.files import write_whole
@@ -96,8 +96,7 @@ class Compare:
         if self.json not in (None, "-"):
             claim_file(Path(str(self.json)), "--json")
         console = wide_console(stderr=self.json == "-")
-        for remark in remarks:
-            console.print(remark, style="dim", highlight=False, soft_wrap=True)
+        print_dim(console, *remarks)
         with results_folder(self.out, usual) as out:
             found = self._play(family, controllers, numbers, device, engine, console)
             rows = summarise(found)
@@ -192,8 +191,7 @@ def _show(console: Console, found: Comparison, rows: list[ComparisonRow]) -> Non
         cells = (_name(row, count), *(cell(row) for cell in columns.values()))
         table.add_row(*map(styled, cells), end_section=last_of_kind)
     console.print(table)
-    for line in _legend(found, rows):
-        console.print(line, style="dim", highlight=False, soft_wrap=True)
+    print_dim(console, *_legend(found, rows))
 
 
 def _columns(found: Comparison) -> dict[str, Callable[[ComparisonRow], str]]:

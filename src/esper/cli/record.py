@@ -14,7 +14,7 @@ from rich.table import Table
 
 from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
 from esper.cli.options import by_default, claim, pick_engine, pick_workers
-from esper.cli.terminal import ProgressDisplay, wide_console
+from esper.cli.terminal import ProgressDisplay, print_dim, wide_console
 from esper.config import EngineOption
 from esper.training.interrupt import interruptible
 
@@ -80,8 +80,7 @@ class Record:
         batch = batch_size(engine, self.episodes, device)
         jobs = jobs_for(self.task, made, draws, held_out=False, noise=self.noise, batch=batch, engine=engine)
         console = wide_console(stderr=False)
-        for remark in remarks:
-            console.print(remark, style="dim", highlight=False, soft_wrap=True)
+        print_dim(console, *remarks)
         chosen = chosen_executor(self.cluster, self.actors, self.workers, device.type, console)
         with chosen as executor, interruptible() as interrupt, ProgressDisplay(console) as watch:
             total, done = self.episodes * len(made), 0

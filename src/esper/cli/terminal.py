@@ -11,30 +11,16 @@ from rich.progress import BarColumn, MofNCompleteColumn, TextColumn, TimeElapsed
 from rich.progress import Progress as Bars
 from rich.text import Text
 
-from esper.tables import WIDTH, Watch, fits, show_rows
+from esper.tables import WIDTH
 
 if TYPE_CHECKING:
     from esper.training.statistics import Estimate
 
-__all__ = [
-    "FILE_WIDTH",
-    "ProgressDisplay",
-    "Watch",
-    "clock",
-    "fits",
-    "show_rows",
-    "styled",
-    "wide_console",
-    "with_interval",
-]
-
 SECONDS_BETWEEN_LINES = 15.0
 """Where the output goes to no terminal, progress is a line now and then."""
-FILE_WIDTH = WIDTH
-"""Columns of what is written where the output goes to no terminal."""
 
 
-def wide_console(*, stderr: bool = False, file_width: int = FILE_WIDTH) -> Console:
+def wide_console(*, stderr: bool = False, file_width: int = WIDTH) -> Console:
     """A person's terminal has its own width; a file has room for a whole table.
 
     Text is printed as it is: names, paths and messages may have brackets and colons, which rich would take for styles
@@ -44,6 +30,12 @@ def wide_console(*, stderr: bool = False, file_width: int = FILE_WIDTH) -> Conso
     if console.is_terminal:
         return console
     return Console(stderr=stderr, markup=False, emoji=False, width=max(console.width, file_width))
+
+
+def print_dim(console: Console, *lines: str) -> None:
+    """What is said beside the matter."""
+    for line in lines:
+        console.print(line, style="dim", highlight=False, soft_wrap=True)
 
 
 def styled(markup: str) -> Text:

@@ -29,7 +29,7 @@ from esper.cli.options import (
     no_empty_folder,
     option_name,
 )
-from esper.cli.terminal import clock, wide_console
+from esper.cli.terminal import clock, print_dim, wide_console
 from esper.cli.train_view import TrainWatch
 from esper.cli.watching import check_watchable, serving_page
 from esper.engine.gc_control import deferred_gc
@@ -100,8 +100,7 @@ class Train(ConfigOptions, TrainConfig):
             store = RunStore(folder.path / STORE_NAME)
             recorder = FanOut(StoreRecorder(store), *_sinks(folder.path, config))
             workers, remarks = self._plan(config, device)
-            for remark in remarks:
-                console.print(remark, style="dim", highlight=False, soft_wrap=True)
+            print_dim(console, *remarks)
             trainer = Trainer(config, folder, recorder, workers=workers, device=str(device), cluster=cluster)
             if cluster is None and (duration := duration_of(config, trainer.engine.name, device, workers)):
                 console.print(duration, highlight=False, soft_wrap=True)
@@ -126,7 +125,7 @@ class Train(ConfigOptions, TrainConfig):
         begin_session(trainer, store)
         with (
             interruptible() as interrupt,
-            TrainWatch(console, trainer, trainer.cluster) as show,
+            TrainWatch(console, trainer) as show,
             profiling(self.profile) as profile,
         ):
 

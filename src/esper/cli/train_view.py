@@ -12,11 +12,11 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from esper.cli.terminal import Watch, clock
+from esper.cli.terminal import clock
 from esper.lifecycle import Stage
+from esper.tables import Watch
 
 if TYPE_CHECKING:
-    from esper.training.cluster import RayCluster
     from esper.training.loop import Trainer, UpdateReport
 
 HELD_OUT = "held-out score"
@@ -52,10 +52,9 @@ class TrainWatch(Watch):
 
     ROWS = 8
 
-    def __init__(self, console: Console, trainer: Trainer, cluster: RayCluster | None = None) -> None:
+    def __init__(self, console: Console, trainer: Trainer) -> None:
         super().__init__(console, f"update {trainer.update + 1} of {trainer.config.updates} …")
         self.trainer, self.started, self.first = trainer, time.perf_counter(), trainer.update
-        self.cluster = cluster
         self.reports: list[UpdateReport] = []
 
     def __exit__(self, *error: object) -> None:
@@ -75,7 +74,8 @@ class TrainWatch(Watch):
 
     def _nodes(self) -> str:
         """Who plays, on a cluster."""
-        return "" if self.cluster is None else f"; {self.cluster.members.progress()}"
+        cluster = self.trainer.cluster
+        return "" if cluster is None else f"; {cluster.members.progress()}"
 
     def _left(self) -> str:
         done = self.reports[-1].update - self.first
@@ -111,8 +111,7 @@ class TrainWatch(Watch):
             there = [value for value in values if value is not None]
             if there:
                 table.add_row(name, f"{there[-1]:{form}}", sparkline(values))
-        seeds = "/".join(f"{self.reports[-1].metrics[f'episode/{fate}']:.0f}" for fate in FATES)
-        table.add_row("planted/kept/removed", seeds, "")
+        table.add_row("planted/kept/removed", _fates(self.reports[-1]), "")
         return table
 
     @staticmethod
@@ -137,7 +136,9 @@ class TrainWatch(Watch):
         return table
 
 
-FATES = ("germinated", "fossilized", "pruned")
+def _fates(report: UpdateReport) -> str:
+    """How many seeds were planted, kept and removed."""
+    return "/".join(f"{report.metrics[f'episode/{fate}']:.0f}" for fate in ("germinated", "fossilized", "pruned"))
 
 
 def sparkline(values: Sequence[float | None], width: int = SPARK) -> str:
@@ -185,7 +186,6 @@ def _rate(report: UpdateReport) -> str:
 
 def _cells(report: UpdateReport) -> dict[str, str]:
     m = report.metrics
-    seeds = "/".join(f"{m[f'episode/{fate}']:.0f}" for fate in FATES)
     return {
         "update": str(report.update),
         "return": f"{m['episode/return']:.1f}",
@@ -195,6 +195,6 @@ def _cells(report: UpdateReport) -> dict[str, str]:
         "entropy": f"{m['entropy']:.2f}",
         "KL": f"{m['kl']:.4f}",
         "explained": f"{m['explained_variance']:.2f}",
-        "grown/kept/pruned": seeds,
+        "grown/kept/pruned": _fates(report),
         HELD_OUT: "–" if report.evaluation is None else f"{report.evaluation:.1f}{' *' * report.best}",
     }

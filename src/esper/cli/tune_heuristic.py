@@ -13,7 +13,7 @@ from rich.table import Table
 
 from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
 from esper.cli.options import by_default, claim_file, pick_engine, pick_workers
-from esper.cli.terminal import ProgressDisplay, styled, wide_console, with_interval
+from esper.cli.terminal import ProgressDisplay, print_dim, styled, wide_console, with_interval
 from esper.config import EngineOption
 from esper.files import write_whole
 from esper.training.interrupt import interruptible
@@ -72,8 +72,7 @@ class TuneHeuristic:
         console = wide_console(stderr=self.json)
         with chosen_executor(self.cluster, self.actors, self.workers, device.type, console) as executor:
             tuned = self._search(console, executor, device, engine)
-            for remark in remarks:  # not before: the budget may be refused
-                console.print(remark, style="dim", highlight=False, soft_wrap=True)
+            print_dim(console, *remarks)  # not before: the budget may be refused
             rows = [] if tuned.interrupted else self._judge(console, numbers, executor, device, engine)
         if self.json:
             print(json.dumps(_facts(tuned, rows, self.out), indent=1))

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from esper.dashboard.markup import Html, joined, tag
+from esper.dashboard.markup import Child, Html, joined, number, tag
 
 WIDTH = 720
 MARGIN = {"left": 46, "right": 120, "top": 10, "bottom": 22}
@@ -108,9 +108,9 @@ def _key(line: Line) -> Html:
     return tag("span", {"class": "key"}, tag("i", {"class": f"swatch {line.colour}"}), line.name, " ", value)
 
 
-def _last(line: Line) -> str:
+def _last(line: Line) -> Child:
     value = next((y for y in reversed(line.y) if known(y)), None)
-    return "–" if value is None else f"{value:.4g}".replace("-", "−")
+    return "–" if value is None else number(value, ".4g")
 
 
 def _point(frame: Frame, x: float, y: float | None, colour: str) -> Html:
@@ -124,7 +124,7 @@ def _axes(frame: Frame) -> Html:
     for value in ticks(*frame.y):
         _, y = frame.at(frame.x[0], value)
         parts.append(_across("grid", MARGIN["left"], right, y))
-        parts.append(_text(MARGIN["left"] - 6, y + 4, f"{value:.4g}".replace("-", "−"), "end"))
+        parts.append(_text(MARGIN["left"] - 6, y + 4, number(value, ".4g"), "end"))
     for value in ticks(*frame.x, 6):
         if value == int(value):
             x, _ = frame.at(value, frame.y[0])
@@ -136,7 +136,7 @@ def _across(kind: str, left: float, right: float, y: float) -> Html:
     return tag("line", {"class": kind, "x1": f"{left:.1f}", "x2": f"{right:.1f}", "y1": f"{y:.1f}", "y2": f"{y:.1f}"})
 
 
-def _text(x: float, y: float, text: str, anchor: str = "start", strong: bool = False) -> Html:
+def _text(x: float, y: float, text: Child, anchor: str = "start", strong: bool = False) -> Html:
     kind = "strong" if strong else None
     return tag("text", {"x": f"{x:.1f}", "y": f"{y:.1f}", "text-anchor": anchor, "class": kind}, text)
 
@@ -214,12 +214,12 @@ def intervals(rows: Sequence[Mapping[str, Any]], label: str) -> Html:
     for value in ticks(low, high, 5):
         x = f"{across(value):.1f}"
         parts.append(tag("line", {"class": "grid", "x1": x, "x2": x, "y1": 6, "y2": height - 24}))
-        parts.append(_text(across(value), height - 8, f"{value:.4g}".replace("-", "−"), "middle"))
+        parts.append(_text(across(value), height - 8, number(value, ".4g"), "middle"))
     for i, row in enumerate(sorted(known_rows, key=lambda row: -row["score"])):
         y = 22 + 26 * i
         parts.append(_text(180, y + 4, str(row["name"])[:26], "end", strong=True))
         if known(row["low"]) and known(row["high"]):
             parts.append(_across("span", across(row["low"]), across(row["high"]), y))
         parts.append(tag("circle", {"class": "dot s1", "cx": f"{across(row['score']):.1f}", "cy": y, "r": 5}))
-        parts.append(_text(WIDTH - 90, y + 4, f"{row['score']:.1f}".replace("-", "−")))
+        parts.append(_text(WIDTH - 90, y + 4, number(row["score"])))
     return _svg(parts, height, label)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sqlite3
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
 from esper.actions import Op
@@ -139,37 +138,6 @@ def _tiles(connection: sqlite3.Connection, update: int, arm: str, envs: Sequence
 # -- one episode -------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True)
-class _Slot:
-    """One slot from epoch to epoch."""
-
-    stage: str = Stage.DORMANT.name
-    seed: int = 0
-    since: int = 0
-
-
-@dataclass(slots=True)
-class _Lanes:
-    """Stage changes folded into lanes; it has the stages at every decision."""
-
-    slots: dict[str, _Slot] = field(default_factory=dict)
-    segments: dict[str, list[dict[str, Any]]] = field(default_factory=dict)
-
-    def enter(self, slot: str, stage: str, seed: int, epoch: int) -> None:
-        now = self.slots.setdefault(slot, _Slot())
-        self._close(slot, now, epoch)
-        self.slots[slot] = _Slot(stage, seed, epoch)
-
-    def _close(self, slot: str, now: _Slot, epoch: int) -> None:
-        if epoch > now.since:
-            part = {"stage": now.stage, "seed": now.seed, "from": now.since, "to": epoch}
-            self.segments.setdefault(slot, []).append(part)
-
-    def close(self, epoch: int) -> None:
-        for slot, now in self.slots.items():
-            self._close(slot, now, epoch)
-
-
 ENTERED_AT_ONCE = frozenset({"GERMINATED", "TRAINING", "FOSSILIZED"})
 """Stages that a seed enters when its epoch begins; the others follow at the end of an epoch."""
 
@@ -252,22 +220,30 @@ def _fold(
     changes: Sequence[Mapping[str, Any]], length: int, slots: Sequence[str]
 ) -> tuple[dict[str, list[dict[str, Any]]], list[dict[str, tuple[str, int]]]]:
     """Lanes by slot, and for each epoch the stage and the age of every slot when its decision was made."""
-    lanes, born = _Lanes(), dict.fromkeys(slots, 0)
-    for slot in slots:
-        lanes.slots[slot] = _Slot()
+    empty = (Stage.DORMANT.name, 0, 0)  # stage, seed, the epoch since when
+    now, born = dict.fromkeys(slots, empty), dict.fromkeys(slots, 0)
+    lanes: dict[str, list[dict[str, Any]]] = {}
+
+    def end(slot: str, epoch: int) -> None:
+        stage, seed, since = now.get(slot, empty)
+        if epoch > since:
+            lanes.setdefault(slot, []).append({"stage": stage, "seed": seed, "from": since, "to": epoch})
+
     by_epoch: dict[int, list[Mapping[str, Any]]] = {}
     for change in changes:
         by_epoch.setdefault(min(change["epoch"], length), []).append(change)
     before = []
     for epoch in range(length + 1):
-        before.append({slot: (now.stage, epoch - born.get(slot, 0)) for slot, now in lanes.slots.items()})
+        before.append({slot: (stage, epoch - born.get(slot, 0)) for slot, (stage, _, _) in now.items()})
         for change in by_epoch.get(epoch, ()):
             at = epoch if change["target"] in ENTERED_AT_ONCE or epoch == length else epoch + 1
-            lanes.enter(change["slot"], change["target"], change["seed"], at)
+            end(change["slot"], at)
+            now[change["slot"]] = (change["target"], change["seed"], at)
             if change["born"]:
                 born[change["slot"]] = epoch
-    lanes.close(length)
-    return lanes.segments, before
+    for slot in now:
+        end(slot, length)
+    return lanes, before
 
 
 def _step(row: sqlite3.Row, before: Mapping[str, tuple[str, int]]) -> dict[str, Any]:

@@ -69,7 +69,7 @@ def _of_run(source: Source, connection: sqlite3.Connection, facts: Mapping[str, 
         "steps": _total_steps(connection),
         "sessions": [dict(row) for row in connection.execute("SELECT * FROM sessions ORDER BY session DESC LIMIT 5")],
         "latest": latest,
-        "lights": [*_learning(connection), *_alarms(connection, done, latest), _networks(connection, done)],
+        "lights": [*_learning(connection, done), *_alarms(connection, done, latest), _networks(connection, done)],
     }
 
 
@@ -176,7 +176,7 @@ def light(name: str, state: str, said: str, remedy: str = "") -> dict[str, str]:
     return {"name": name, "state": state, "said": said, "remedy": remedy}
 
 
-def _learning(connection: sqlite3.Connection) -> list[dict[str, str]]:
+def _learning(connection: sqlite3.Connection, done: int) -> list[dict[str, str]]:
     """Whether the score is clearly better than at the beginning: the rule of the alarms."""
     scores = [value for value in series(connection, "episode/score").values() if value is not None]
     if len(scores) < 2 * IMPROVEMENT_WINDOW:
@@ -184,7 +184,7 @@ def _learning(connection: sqlite3.Connection) -> list[dict[str, str]]:
     first, last = fmean(scores[:IMPROVEMENT_WINDOW]), fmean(scores[-IMPROVEMENT_WINDOW:])
     shown = Improvement(scores[:IMPROVEMENT_WINDOW], scores[-IMPROVEMENT_WINDOW:]).shown
     said = f"score {first:.1f} at first, {last:.1f} now (means of {IMPROVEMENT_WINDOW} updates)"
-    if _recent(connection, "return_collapse"):
+    if any(row["name"] == "return_collapse" for row in _anomalies(connection, done)):
         return [light("learning", "bad", f"returns collapsed; {said}", "resume from before the fall")]
     if shown:
         return [light("learning", "good", f"{said}: a clear rise")]
@@ -224,10 +224,6 @@ def _anomalies(connection: sqlite3.Connection, done: int) -> Sequence[sqlite3.Ro
         "SELECT * FROM v_anomalies WHERE update_number > ? ORDER BY update_number DESC LIMIT 50",
         (done - min(RECENT, REMINDER),),
     ).fetchall()
-
-
-def _recent(connection: sqlite3.Connection, name: str) -> bool:
-    return any(row["name"] == name for row in _anomalies(connection, last_update(connection)))
 
 
 def _networks(connection: sqlite3.Connection, done: int) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""What several seeds contribute together: all of them off, in pairs, and each one's share (Shapley value).
+"""What several seeds contribute together: all of them off, and each one's share (Shapley value).
 
 Every answer is a weighted sum of the scores of networks with some seeds left out, each of them measured on the same
 examples. Per example, the standard error is that of the paired difference; of a score of the whole set it is a
@@ -88,19 +88,8 @@ def all_off(
 ) -> Pending[Contrast]:
     """The network as it is against the network without any of these seeds (default: all that take part)."""
     players = _players(model, slots)
-    return _ask_one(model, batches, loss, score, {Off(): 1.0, Off(players): -1.0} if players else {})
-
-
-def interaction(
-    model: GrowingModel, batches: Batches, loss: Loss, score: Score, first: Slot, second: Slot
-) -> Pending[Contrast]:
-    """What two seeds contribute together beyond what each contributes alone; all other seeds as they are.
-
-    Positive: they help each other. Negative: they do the same work, or disturb each other.
-    """
-    a, b = _players(model, (first, second))
-    question = {Off(): 1.0, Off({a}): -1.0, Off({b}): -1.0, Off({a, b}): 1.0}
-    return _ask_one(model, batches, loss, score, question)
+    pending = _ask(model, batches, loss, score, [{Off(): 1.0, Off(players): -1.0} if players else {}])
+    return Pending(pending.numbers, lambda numbers: pending.read(numbers)[0])
 
 
 def orders_of(players: Sequence[Slot]) -> list[tuple[Slot, ...]]:
@@ -135,13 +124,6 @@ def _players(model: GrowingModel, slots: Sequence[Slot] | None) -> tuple[Slot, .
     if len(set(slots)) != len(slots):
         raise ValueError(f"a slot is named twice: {', '.join(slot.path for slot in slots)}")
     return tuple(slots)
-
-
-def _ask_one(
-    model: GrowingModel, batches: Batches, loss: Loss, score: Score, question: WeightedSum
-) -> Pending[Contrast]:
-    pending = _ask(model, batches, loss, score, [question])
-    return Pending(pending.numbers, lambda numbers: pending.read(numbers)[0])
 
 
 def _ask(

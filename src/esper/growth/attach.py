@@ -239,7 +239,7 @@ def inspect(model: GrowingModel) -> Inspection:
                 stage=slot.life.stage.name,
                 seed="–" if slot.seed is None else f"{slot.seed.blueprint} ({slot.seed.blend})",
                 alpha=slot.life.alpha,
-                parameters=sum(parameter.numel() for parameter in model.seed_parameters(slot)),
+                parameters=slot.trained_size,
                 flops=0 if slot.seed is None else seed_flops(slot.seed.blueprint, slot.seed.shape, slot.seed.blend),
             )
             for slot in model.slots

@@ -1,4 +1,4 @@
-"""What a network holds and computes, counted: parameters, and FLOPs of one example's forward pass.
+"""FLOPs of one example's forward pass, counted.
 
 Everything that shows FLOPs takes them from here. As in `torch.utils.flop_counter`, a multiply-add counts as two, and
 what is neither a matrix product, a convolution nor an attention (norms, activations, sums) as nothing.
@@ -20,11 +20,6 @@ from esper.growth.blueprints import SlotShape
 from esper.growth.probe import call, untouched, with_batch
 from esper.growth.seed import Seed
 from esper.growth.slot import preserved_rng
-
-
-def count_parameters(module: nn.Module) -> int:
-    """Numbers in its parameters; one under two names counts once."""
-    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def flops_per_example(model: nn.Module, example: Any) -> int:

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_map_only
 
 from esper.files import write_whole
-from esper.growth.costs import count_parameters, countable_flops
+from esper.growth.costs import countable_flops
 from esper.growth.folder import ARCHITECTURE, FORMAT, FORMAT_VERSION, Sizes, with_digests
 from esper.growth.graft import is_record
 from esper.growth.model import GrowingModel, planted_modules
@@ -26,6 +26,7 @@ from esper.growth.probe import AttachError, arguments, call, try_batch, untouche
 from esper.growth.program import Program, trace
 from esper.growth.saved import LoadError, assemble, load
 from esper.growth.standalone import NotPortableError, find_host, model_source
+from esper.growth.tensors import count_parameters
 
 __all__ = ["ExportError", "LoadError", "Saved", "grafts_of", "load", "plain_model", "save"]
 

@@ -23,7 +23,7 @@ from esper.growth.blueprints import VISIBILITIES, Blueprint, SlotShape, blueprin
 from esper.growth.replay import PassRecorder
 from esper.growth.seed import Seed, parameter_count
 from esper.growth.slot import Slot, SlotMode, preserved_buffers, preserved_rng
-from esper.growth.tensors import move_together, own_tensors
+from esper.growth.tensors import count_parameters, move_together, own_tensors
 from esper.lifecycle import LIVE, IllegalTransitionError, Rules, Stage, Transition
 from esper.slot_views import Slots
 
@@ -90,7 +90,7 @@ class GrowingModel(nn.Module):
         self.max_seeds = max_seeds
         """Most seeds at a time, fossilized ones counted; None is no limit."""
         self.rng_seed = rng_seed
-        self.host_parameters = sum(parameter.numel() for parameter in host.parameters())
+        self.host_parameters = count_parameters(host)
         if budget is not None and budget < self.host_parameters:
             raise ValueError(f"the budget of {budget:,} parameters is smaller than the host, {self.host_parameters:,}")
         self.driven = False

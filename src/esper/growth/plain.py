@@ -21,6 +21,7 @@ from esper.growth.probe import AttachError, call, untouched
 from esper.growth.seed import Seed
 from esper.growth.slot import Slot, SlotMode, preserved_rng
 from esper.growth.standalone import Graft
+from esper.growth.tensors import count_parameters
 from esper.lifecycle import IN_FORWARD
 
 
@@ -103,7 +104,7 @@ def _record(slot: Slot, alpha: float) -> Graft:
         blend=seed.blend,
         alpha=alpha,
         stage=slot.life.stage.name,
-        parameters=sum(parameter.numel() for parameter in seed.body.parameters()),
+        parameters=count_parameters(seed.body),
         visibility=seed.shape.visibility,
         channels_last=seed.shape.channels_last,
     )

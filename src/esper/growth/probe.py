@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from esper.errors import first_line
 from esper.growth.graft import argument_names
-from esper.growth.slot import preserved_buffers, preserved_rng
+from esper.growth.slot import preserved_buffers, preserved_modes, preserved_rng
 
 
 class AttachError(ValueError):
@@ -71,14 +71,10 @@ def probe(model: nn.Module, example: Any) -> Probe:
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, without gradients; afterwards modes, buffers and random numbers are what they were."""
-    modes = {module: module.training for module in model.modules()}
-    model.eval()
-    try:
+    with preserved_modes(model):
+        model.eval()
         with torch.no_grad(), preserved_rng(next(model.parameters()).device), preserved_buffers(model):
             yield
-    finally:
-        for module, training in modes.items():
-            module.training = training
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from esper.actions import BLENDS
 from esper.growth.blueprints import SlotShape, enclosed, get_blueprint
+from esper.growth.tensors import count_parameters
 
 
 class Seed(nn.Module):
@@ -27,7 +28,7 @@ class Seed(nn.Module):
         self.body = enclosed(get_blueprint(blueprint, shape.layout).build(shape), shape, blend)
         self.reads_mask = bool(getattr(self.body, "reads_mask", False))
         self.reads_input = bool(getattr(self.body, "reads_input", False))
-        self.size = sum(parameter.numel() for parameter in self.parameters())
+        self.size = count_parameters(self)
         """Parameters, constants included."""
 
     def forward(self, h: Tensor, other: Tensor | None = None) -> Tensor:

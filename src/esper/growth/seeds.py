@@ -41,6 +41,7 @@ from esper.growth.plain import ExportError, grafted, grafts_of, plain_model
 from esper.growth.saved import build_seed, class_of, read_graft
 from esper.growth.slot import preserved_rng
 from esper.growth.standalone import Graft
+from esper.growth.tensors import count_parameters
 
 DOCUMENT, WEIGHTS = "seeds.json", "seeds.safetensors"
 FORMAT, FORMAT_VERSION = "esper-seeds", 1
@@ -136,7 +137,7 @@ def _placed(host: nn.Module, found: Found) -> tuple[str, nn.Module, float, dict[
         seed = build_seed(record)
     fill(seed, found.weights, {})
     like = next(module.parameters(), next(host.parameters()))
-    named = replace(record, class_name=class_of(record).__name__, parameters=sum(p.numel() for p in seed.parameters()))
+    named = replace(record, class_name=class_of(record).__name__, parameters=count_parameters(seed))
     seed.to(like.device, like.dtype).train(module.training)
     return record.path, seed, float(record.alpha), asdict(named)
 

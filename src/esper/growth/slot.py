@@ -160,6 +160,17 @@ class Slot:
 
 
 @contextmanager
+def preserved_modes(root: nn.Module) -> Iterator[None]:
+    """Afterwards each module in it is in training or in evaluation, as it was."""
+    modes = {module: module.training for module in root.modules()}
+    try:
+        yield
+    finally:
+        for module, training in modes.items():
+            module.training = training
+
+
+@contextmanager
 def preserved_buffers(*roots: nn.Module) -> Iterator[None]:
     """Buffers of these modules that are written or replaced inside are afterwards what they were."""
     own = [(m, name, b) for root in roots for m in root.modules() for name, b in m.named_buffers(recurse=False)]

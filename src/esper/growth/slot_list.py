@@ -15,10 +15,11 @@ from esper.growth.attach import check_model
 from esper.growth.auto_slots import AUTO, pick
 from esper.growth.blueprints import SlotShape, fitting
 from esper.growth.candidates import find_candidates
-from esper.growth.costs import count_parameters, countable_flops, seed_flops
+from esper.growth.costs import countable_flops, seed_flops
 from esper.growth.probe import AttachError, probe
 from esper.growth.seed import parameter_count
 from esper.growth.style import find_styles
+from esper.growth.tensors import count_parameters
 from esper.growth.visibility import visible_slots
 from esper.tables import Report, Rows, quantity
 

@@ -1,4 +1,4 @@
-"""The tensors of modules: found in one pass, laid side by side, moved together.
+"""The tensors of modules: counted, found in one pass, laid side by side, moved together.
 
 One by one, each of these takes Python longer than anything else that is done with a small network.
 """
@@ -13,6 +13,11 @@ from torch import Tensor, nn
 
 ALIGNED = 64
 """Numbers. Kernels read several at a time, from addresses that are multiples of it."""
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Numbers in its parameters; one under two names counts once."""
+    return sum(parameter.numel() for parameter in module.parameters())
 
 
 def own_tensors(whole: nn.Module) -> tuple[list[Tensor], list[Tensor]]:

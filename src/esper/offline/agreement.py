@@ -14,7 +14,7 @@ from torch import Tensor
 
 from esper.actions import HEAD_NAMES
 from esper.offline.rows import EpisodeRows
-from esper.policy.distribution import OP, SLOT, FactoredPolicy
+from esper.policy.distribution import OP, SLOT, FactoredPolicy, row_at
 from esper.policy.network import FactoredRecurrentActorCritic
 
 
@@ -71,15 +71,10 @@ def agreement_with_teacher(network: FactoredRecurrentActorCritic, rows: EpisodeR
 
 def choices_given(policy: FactoredPolicy, label: Tensor) -> Tensor:
     """The likeliest choice of each head under the label's earlier choices, [..., heads]."""
-    slot = _row(policy.slot, label[..., OP]).argmax(-1)
-    blueprint = _row(policy.blueprint, label[..., SLOT]).argmax(-1)
-    blend = _row(policy.blend, label[..., SLOT]).argmax(-1)
+    slot = row_at(policy.slot, label[..., OP]).argmax(-1)
+    blueprint = row_at(policy.blueprint, label[..., SLOT]).argmax(-1)
+    blend = row_at(policy.blend, label[..., SLOT]).argmax(-1)
     return torch.stack((slot, blueprint, blend, policy.op.argmax(-1)), dim=-1)
-
-
-def _row(table: Tensor, index: Tensor) -> Tensor:
-    where = index[..., None, None].expand(*index.shape, 1, table.shape[-1])
-    return table.gather(-2, where).squeeze(-2)
 
 
 def _confusion(truth: Tensor, said: Tensor, classes: int) -> tuple[tuple[int, ...], ...]:

@@ -121,7 +121,7 @@ def choose(log_p: Tensor, noise: Tensor | None) -> Tensor:
     return (log_p if noise is None else log_p + noise).argmax(-1)
 
 
-def _at(table: Tensor, index: Tensor) -> Tensor:
+def row_at(table: Tensor, index: Tensor) -> Tensor:
     """The row of [..., n, m] that `index` [...] names: [..., m]."""
     where = index[..., None, None].expand(*index.shape, 1, table.shape[-1])
     return table.gather(-2, where).squeeze(-2)
@@ -187,9 +187,9 @@ class FactoredPolicy:
             nothing = torch.zeros_like(op)
             action = torch.stack((nothing, nothing, nothing, op), dim=-1)
             return action, torch.nn.functional.pad(_pick(self.op, op)[..., None], (len(HEAD_NAMES) - 1, 0))
-        to_slot = _at(self.slot, op)
+        to_slot = row_at(self.slot, op)
         slot = choose(to_slot, noise[1])
-        to_blueprint, to_blend = _at(self.blueprint, slot), _at(self.blend, slot)
+        to_blueprint, to_blend = row_at(self.blueprint, slot), row_at(self.blend, slot)
         blueprint, blend = choose(to_blueprint, noise[2]), choose(to_blend, noise[3])
         picked = (_pick(to_slot, slot), _pick(to_blueprint, blueprint), _pick(to_blend, blend), _pick(self.op, op))
         used = self.uses[op]
@@ -204,9 +204,9 @@ class FactoredPolicy:
         op, slot = action[..., OP], action[..., SLOT]
         per_head = torch.stack(
             (
-                _pick(_at(self.slot, op), slot),
-                _pick(_at(self.blueprint, slot), action[..., BLUEPRINT]),
-                _pick(_at(self.blend, slot), action[..., BLEND]),
+                _pick(row_at(self.slot, op), slot),
+                _pick(row_at(self.blueprint, slot), action[..., BLUEPRINT]),
+                _pick(row_at(self.blend, slot), action[..., BLEND]),
                 _pick(self.op, op),
             ),
             dim=-1,

@@ -124,6 +124,10 @@ class ControllerActor:
         return Decisions(done, label)
 
 
+def never() -> bool:
+    return False
+
+
 def play(
     env: Environment,
     actor: Actor,
@@ -131,7 +135,7 @@ def play(
     *,
     held_out: bool = False,
     longest: int | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = never,
     on_step: Callable[[EnvStep], None] = lambda step: None,
 ) -> Episodes:
     """One episode of every draw, from its first step to its last; `longest` is the number of steps it may have."""

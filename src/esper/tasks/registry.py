@@ -17,6 +17,7 @@ from torch import Tensor, nn
 
 from esper.errors import did_you_mean
 from esper.growth.blueprints import Visibility
+from esper.growth.tensors import count_parameters
 from esper.tasks.counted_init import DrawNumbers
 from esper.tasks.data import Splits
 
@@ -74,7 +75,7 @@ class Task:
     def host_parameters(self) -> int:
         """Of a fresh host. Built without memory, and without touching the random state."""
         with torch.random.fork_rng(devices=[]), torch.device("meta"):
-            return sum(parameter.numel() for parameter in self.make_host().parameters())
+            return count_parameters(self.make_host())
 
     def to(self, device: torch.device | str) -> Task:
         splits = self.splits.to(device)

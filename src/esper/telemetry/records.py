@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Literal
 
-from esper.actions import Effect
 from esper.lifecycle import Transition
 
 TRAIN = "train"
@@ -127,45 +126,6 @@ class Decision:
     parameters: int | None = None
     """Of the network as it acts then."""
     details: StepDetails | None = None
-
-    @staticmethod
-    def of(
-        effect: Effect,
-        *,
-        update: int,
-        env: int,
-        epoch: int,
-        slot: str | None,
-        probabilities: Mapping[str, float] | None = None,
-        value: float | None = None,
-        reward: float | None = None,
-        rewards: Mapping[str, float] | None = None,
-        arm: str = TRAIN,
-        accuracy: float | None = None,
-        parameters: int | None = None,
-        details: StepDetails | None = None,
-    ) -> Decision:
-        """From the effect of an action; `slot` is the path of the slot that the action names by number."""
-        action = effect.action
-        return Decision(
-            update=update,
-            env=env,
-            epoch=epoch,
-            op=action.op.name,
-            slot=slot,
-            blueprint=action.blueprint,
-            blend=action.blend,
-            probabilities=probabilities or {},
-            value=value,
-            changed=effect.changed,
-            message=effect.message,
-            reward=reward,
-            rewards=rewards or {},
-            arm=arm,
-            accuracy=accuracy,
-            parameters=parameters,
-            details=details,
-        )
 
 
 @dataclass(frozen=True, slots=True)

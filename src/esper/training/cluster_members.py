@@ -160,7 +160,7 @@ class Members:
         here = strategies.NodeAffinitySchedulingStrategy(node, soft=False)
         kind = self.ray.remote(cluster_actor.ClusterActor)
         handle = kind.options(**resources, memory=ACTOR_MEMORY, max_restarts=0, scheduling_strategy=here).remote()
-        return Member(handle, node, where, pending=handle.facts.remote())
+        return Member(handle, node, where, pending=handle.node_facts.remote())
 
     def _check_for_usable_nodes(self, alive: dict[str, Any]) -> None:
         """Nodes may still come, unless all that could work were refused."""

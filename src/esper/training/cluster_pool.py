@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import torch
 
 from esper.errors import first_line
+from esper.rollout.play import never
 from esper.training.cluster_actor import pack_job
 from esper.training.cluster_members import ClusterError, Ended, Members
-from esper.training.pools import Pool, never
+from esper.training.pools import Pool
 
 POLL_SECONDS = 0.2
 """How often the driver looks whether it is to stop."""

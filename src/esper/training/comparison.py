@@ -18,6 +18,7 @@ import torch
 from esper.config import EngineName
 from esper.env.rent import RENT_RATE
 from esper.policy.controller import Controller, RuleController
+from esper.rollout.play import never
 from esper.tasks.family import Family
 from esper.training.catalogue import make_controller
 from esper.training.controls import (
@@ -120,7 +121,7 @@ def compare(
     engine: EngineName | None = None,
     rent: float = RENT_RATE,
     progress: OnProgress | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    stop: Callable[[], bool] = never,
 ) -> Comparison:
     """Run the controllers on held-out draws, then the controls that their results call for.
 

@@ -18,9 +18,9 @@ import torch
 from torch import nn
 
 from esper.env.rent import RENT_RATE, score
-from esper.growth.costs import count_parameters
 from esper.growth.graft import graft
 from esper.growth.seed import Seed
+from esper.growth.tensors import count_parameters
 from esper.tasks.family import Draw, Family, get_family
 from esper.training.evaluation import Job
 from esper.training.results import PASSES_OF_AN_UPDATE, EpisodeResult, KeptSeed, Results

@@ -97,20 +97,21 @@ def _ungrown(layouts: set[Layout]) -> str:
     return f"the blueprints {', '.join(names)} have no stacked form" if names else ""
 
 
-def _round(family: Family, first: int) -> range:
+def one_round(family: Family, first: int) -> range:
+    """Draws from `first` on, by which a family is judged: each kind of its problems is among them."""
     return range(first, first + getattr(family, "round", ROUND))
 
 
 def _survey(family: Family, first: int) -> tuple[str, set[Layout]]:
     """The first kind of problem that cannot be stacked, with the reason (empty if all can), and the hosts' layouts."""
     if isinstance(family, Together):
-        found = [_survey(member, ids[0]) for member, _, ids in by_member(family, _round(family, first))]
+        found = [_survey(member, ids[0]) for member, _, ids in by_member(family, one_round(family, first))]
         return next((refusal for refusal, _ in found if refusal), ""), set().union(*(layouts for _, layouts in found))
     if isinstance(family, BatchedFamily):
-        made = family.problems(_round(family, first), held_out=False, device="cpu")
+        made = family.problems(one_round(family, first), held_out=False, device="cpu")
         return "", {problems.form.layout for _, problems in made}
     layouts: set[Layout] = set()
-    for number in _round(family, first):
+    for number in one_round(family, first):
         draw = family.draw(number)
         if refusal := why_not_stacked(draw):
             return f"{draw.facts.get('kind', 'its problem')}: {refusal}", layouts
@@ -132,7 +133,7 @@ def stack_size(networks: int, device: torch.device | str) -> int:
 def check_memory(family: Family, networks: int, device: torch.device | str, *, first: int = 0) -> str:
     """What so many networks at a time need, in words; more than there is room for are refused."""
     where = torch.device(device)
-    memory = memory_of(stacked_problems(family, _round(family, first), held_out=False), where)
+    memory = memory_of(stacked_problems(family, one_round(family, first), held_out=False), where)
     needed, room = memory.of(networks), available(where)
     what = f"{networks:,} networks at a time need about {_size(needed)}"
     there = f"{where} has {_size(room)} left"

@@ -23,11 +23,11 @@ from esper.env.rent import RENT_RATE
 from esper.env.stacked_env import StackedEnv
 from esper.policy.controller import Controller
 from esper.rollout.episodes import Episodes
-from esper.rollout.play import ControllerActor, play
+from esper.rollout.play import ControllerActor, never, play
 from esper.tasks.family import Family, get_family
 from esper.training.catalogue import make_controller
 from esper.training.engines import make_env, parts_of, per_network, stack_size
-from esper.training.pools import Executor, never, run_each
+from esper.training.pools import Executor, run_each
 from esper.training.results import EpisodeResult, Results, result_of_learner, results_of_stacks
 from esper.training.workers import Processes
 

@@ -199,14 +199,18 @@ class Journal:
         action = effect.action
         chosen = dict(zip(HEAD_NAMES, probabilities, strict=False))
         self.recorder.decision(
-            Decision.of(
-                effect,
+            Decision(
                 update=self.update,
                 env=env,
                 epoch=info.record.epoch,
+                op=action.op.name,
                 slot=None if action.slot is None else info.slots[action.slot],
+                blueprint=action.blueprint,
+                blend=action.blend,
                 probabilities={head: p for head, p in chosen.items() if head in HEADS_USED[action.op]},
                 value=value,
+                changed=effect.changed,
+                message=effect.message,
                 reward=info.reward.total,
                 rewards=info.reward.terms,
                 arm=self.arm,

@@ -24,6 +24,7 @@ from esper.agent.ppo import PPOAgent
 from esper.growth.blueprints import blueprint_names
 from esper.policy.network import FactoredRecurrentActorCritic
 from esper.rollout.episodes import Episodes
+from esper.rollout.play import never
 from esper.tasks.draws import FIRST_EVALUATED
 from esper.tasks.family import BoundedFamily
 from esper.telemetry.alarms import rules_with
@@ -173,7 +174,7 @@ class Trainer:
     def run(
         self,
         on_update: Callable[[UpdateReport], None] | None = None,
-        stop: Callable[[], bool] = lambda: False,
+        stop: Callable[[], bool] = never,
     ) -> bool:
         """Train to the last update; False when `stop` said so first (what was done is saved)."""
         while self.update < self.config.updates:

@@ -10,14 +10,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
-from esper.rollout.play import StoppedError
+from esper.rollout.play import StoppedError, never
 
 _Job = TypeVar("_Job")
 _Result = TypeVar("_Result")
-
-
-def never() -> bool:
-    return False
 
 
 class Pool(ABC):

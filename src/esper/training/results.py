@@ -99,7 +99,7 @@ def result_of_learner(
     flops = flops_per_example(model, example)
     acting = [(slot, slot.seed) for slot in model.joined if slot.seed is not None]
     kept = tuple(KeptSeed(slot.path, seed.blueprint, seed.blend, slot.shape) for slot, seed in acting)
-    parameters = model.host_parameters + sum(p.numel() for _, seed in acting for p in seed.parameters())
+    parameters = model.acting_parameters
     host_flops = flops - sum(seed_flops(seed.blueprint, seed.shape, seed.blend) for seed in kept)
     per_epoch = min(task.batch_size, len(task.splits.train)) * task.updates_per_epoch
     verdict = records[-1].verdict

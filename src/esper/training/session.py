@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 
 import torch
 
@@ -12,8 +11,9 @@ from esper.config import EngineName
 from esper.policy.controller import RandomLegal
 from esper.rollout.play import ControllerActor
 from esper.telemetry.store import RunStore
-from esper.training.engines import make_env, stack_size
+from esper.training.engines import make_env, one_round, stack_size
 from esper.training.loop import Trainer
+from esper.training.speed import stopwatch
 from esper.training.train_config import TrainConfig
 
 LONG = 5_000
@@ -45,38 +45,28 @@ def duration_of(config: TrainConfig, engine: EngineName, device: torch.device | 
     )
 
 
-def _round(config: TrainConfig) -> list[int]:
-    first, family = config.draw_ids(1)[0], config.family()
-    return list(range(first, first + getattr(family, "round", 8)))
-
-
 def _steps(config: TrainConfig) -> float:
     """Of all rollouts, by the horizons of one round of the family."""
-    family, some = config.family(), _round(config)
+    family = config.family()
+    some = one_round(family, config.draw_ids(1)[0])
     return config.updates * config.envs * sum(family.draw(number).horizon for number in some) / len(some)
 
 
 def _steps_per_second(config: TrainConfig, engine: EngineName, device: torch.device | str) -> float:
     """Of one process, with seeds that random decisions plant."""
-    some = _round(config)
+    family = config.family()
+    some = list(one_round(family, config.draw_ids(1)[0]))
     if engine == "stacked":
         size = min(config.envs, stack_size(config.envs, device), MOST_TIMED)
         some = (some * -(-size // len(some)))[:size]
-    env = make_env(engine, config.family(), len(some), device, precision=config.precision, compiled=config.compiled)
+    env = make_env(engine, family, len(some), device, precision=config.precision, compiled=config.compiled)
     actor = ControllerActor(RandomLegal())
     observation, masks = env.reset(some)
     actor.reset(some)
-    began = 0.0
-    for step in range(WARM_UP + TIMED):
-        if step == WARM_UP:
-            began = _now(device)
-        decided = actor.act(env.situations, observation, masks)
-        found = env.step(decided.action if decided.records is None else decided.records)
-        observation, masks = found.observation, found.masks
-    return TIMED * len(some) / (_now(device) - began)
-
-
-def _now(device: torch.device | str) -> float:
-    if torch.device(device).type == "cuda":
-        torch.cuda.synchronize(device)
-    return time.perf_counter()
+    for steps in (WARM_UP, TIMED):
+        with stopwatch(torch.device(device)) as seconds:
+            for _ in range(steps):
+                decided = actor.act(env.situations, observation, masks)
+                found = env.step(decided.action if decided.records is None else decided.records)
+                observation, masks = found.observation, found.masks
+    return TIMED * len(some) / seconds[0]

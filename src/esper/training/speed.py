@@ -231,8 +231,8 @@ def stopwatch(device: torch.device) -> Iterator[list[float]]:
     """Seconds of wall time, after the device has finished."""
 
     def wait() -> None:
-        if device.type == "cuda":
-            torch.cuda.synchronize(device)
+        if device.type != "cpu":
+            torch.accelerator.synchronize(device)
 
     seconds = [0.0]
     wait()

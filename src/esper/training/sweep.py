@@ -21,10 +21,11 @@ import torch
 from esper.config import COUNTS, ConfigError, check_number, read_table, settings_from
 from esper.errors import did_you_mean, shown
 from esper.files import write_whole
+from esper.rollout.play import never
 from esper.telemetry.recorder import StoreRecorder
 from esper.telemetry.store import STORE_NAME, RunStore
 from esper.training.loop import Trainer
-from esper.training.pools import Executor, never, run_each
+from esper.training.pools import Executor, run_each
 from esper.training.results import Results
 from esper.training.run_folder import RunFolder, RunFolderError
 from esper.training.session import begin_session

@@ -101,15 +101,14 @@ def tune(
     family: Family | str,
     budget_steps: int,
     *,
-    seed: int = 0,
-    workers: int = 1,
-    executor: Executor | None = None,
-    device: torch.device | str = "cpu",
-    engine: EngineName | None = None,
-    progress: Callable[[int, int, str], None] | None = None,
-    stop: Callable[[], bool] = lambda: False,
+    seed: int,
+    executor: Executor,
+    device: torch.device,
+    engine: EngineName,
+    progress: Callable[[int, int, str], None],
+    stop: Callable[[], bool],
 ) -> Tuned:
-    """The best settings that the budget could find. Same seed and budget, same choice, whatever the workers."""
+    """The best settings that the budget could find. Same seed and budget, same choice, wherever the jobs are done."""
     first = seed * COMPARISON_DRAWS_PER_SEED
     drawn = get_family(family) if isinstance(family, str) else family
     horizon = max(drawn.draw(first + i).horizon for i in range(2 * FIRST_DRAWS))
@@ -125,7 +124,7 @@ def tune(
             break
         batch = batch_size(engine, len(numbers), device)
         jobs = jobs_for(family, search.controllers(), numbers, held_out=False, batch=batch, engine=engine)
-        found = run_jobs(jobs, workers=workers, executor=executor, device=device, progress=search.note, stop=stop)
+        found = run_jobs(jobs, executor=executor, device=device, progress=search.note, stop=stop)
         if stop():  # a round that was cut short decides nothing
             break
         search.rank(found, last=one is rounds[-1])
@@ -136,7 +135,7 @@ class _Search:
     """The candidates, what they scored, and which of them are still in."""
 
     def __init__(
-        self, settings: list[HeuristicSettings], episodes: int, progress: Callable[[int, int, str], None] | None
+        self, settings: list[HeuristicSettings], episodes: int, progress: Callable[[int, int, str], None]
     ) -> None:
         self.settings = settings
         self.scores: list[list[float]] = [[] for _ in settings]
@@ -150,8 +149,7 @@ class _Search:
     def note(self, job: Job, results: list[EpisodeResult]) -> None:
         self._done += len(results)
         self.steps += sum(result.epochs for result in results)
-        if self._progress is not None:
-            self._progress(self._done, self._episodes, f"{len(self.survivors)} candidates are in")
+        self._progress(self._done, self._episodes, f"{len(self.survivors)} candidates are in")
 
     def rank(self, found: Results, *, last: bool) -> None:
         """Best first; all but the better third go, unless this was the last round."""

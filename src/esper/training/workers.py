@@ -24,7 +24,8 @@ from typing import Any
 
 import torch
 
-from esper.training.pools import InProcess, Pool, never
+from esper.rollout.play import never
+from esper.training.pools import InProcess, Pool
 
 POLL_SECONDS = 0.2
 """How often the parent looks whether it is to stop."""

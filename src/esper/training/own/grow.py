@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +22,7 @@ from esper.errors import refused
 from esper.growth.attach import SlotChoice, attach, check_model
 from esper.growth.auto_slots import AUTO
 from esper.growth.model import GrowingModel
-from esper.growth.plain import as_written, check_exportable, copied
+from esper.growth.plain import check_exportable, copied
 from esper.lifecycle import Rules
 from esper.policy.controller import Controller
 from esper.tasks.feed import Feed, chunks
@@ -44,7 +43,7 @@ from esper.training.own.metric import Metric, Scale
 from esper.training.own.objective import fit_objective, integers_are_classes
 from esper.training.own.optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
 from esper.training.own.remarks import outlook, warn_user
-from esper.training.own.run import OnEpoch, run_growth
+from esper.training.own.run import OnEpoch, given_back, run_growth
 from esper.training.own.watch import watching
 
 AT_LEAST_1 = Count(1, LARGEST_NUMBER)
@@ -164,11 +163,10 @@ def grow(
         ignored=objective.ignored,
         auto=isinstance(slots, str),
     )
-    modes = {module: module.training for module in host.modules()}
-    try:
+    with given_back(growing):
         bare = without_labels(host, example)
         with watching(progress, growing, epochs, on_epoch) as noted:
-            grown = run_growth(
+            return run_growth(
                 learners,
                 before,
                 bare,
@@ -179,13 +177,8 @@ def grow(
                 checkpoint,
                 patience=patience,
                 keep_best=keep_best,
-                engine=gpu.engine,
+                gpu=gpu,
             )
-        return replace(grown, remarks=(*grown.remarks, *gpu.remarks))
-    finally:  # however it ended, a host that is the user's own is theirs again
-        as_written(growing.detach()).zero_grad(set_to_none=True)
-        for module, training in modes.items():
-            module.training = training
 
 
 def _own(model: nn.Module, *, in_place: bool) -> nn.Module:
@@ -234,7 +227,7 @@ def grow_task(
         learners[0].model, decider, epochs, rent, constant="class" if task.score is percent_correct else None
     )
     with watching(progress, learners[0].model, epochs, on_epoch, task.name) as noted:
-        grown = run_growth(
+        return run_growth(
             learners,
             before,
             task.splits.train.x[:2],
@@ -245,9 +238,8 @@ def grow_task(
             checkpoint,
             patience=patience,
             keep_best=keep_best,
-            engine=gpu.engine,
+            gpu=gpu,
         )
-    return replace(grown, remarks=(*grown.remarks, *gpu.remarks))
 
 
 def pick_device(device: str | torch.device) -> torch.device:

@@ -5,20 +5,27 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
 from esper.engine.measure import Evaluation
 from esper.env.rent import score
 from esper.growth.export import Saved, save
 from esper.growth.folder import ARCHITECTURE, FILES
+from esper.growth.probe import call, untouched
 from esper.growth.seeds import save_seeds
+from esper.growth.tensors import count_parameters
 from esper.tables import Report
 from esper.training.own.history import History
-from esper.training.own.latency import latency
 from esper.training.own.summary import acting_seeds, one_line, summary_of
 from esper.training.plots import plot_history
+from esper.training.speed import stopwatch
+
+WARM_UP, PASSES = 3, 20
+"""Forward passes that are not timed, and those whose median is the latency."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +54,7 @@ class Grown:
 
     @property
     def parameters(self) -> int:
-        return sum(parameter.numel() for parameter in self.model.parameters())
+        return count_parameters(self.model)
 
     @property
     def rent(self) -> float:
@@ -73,8 +80,18 @@ class Grown:
         return None if host is None else host + sum(story.flops or 0 for story in acting)
 
     def latency(self, example: Any = None) -> float:
-        """Milliseconds of one forward pass of `example` (else of two examples of the data) on this machine, now."""
-        return latency(self.model, self.example if example is None else example)
+        """Milliseconds of one forward pass of `example` (else of two examples of the data) on this machine, now.
+
+        On request alone: wall-clock times belong to a machine, not to a model.
+        """
+        device, seconds = next(self.model.parameters()).device, []
+        inputs = tree_map_only(Tensor, lambda tensor: tensor.to(device), self.example if example is None else example)
+        with untouched(self.model):
+            for _ in range(WARM_UP + PASSES):
+                with stopwatch(device) as spent:
+                    call(self.model, inputs)
+                seconds += spent
+        return 1000.0 * median(seconds[WARM_UP:])
 
     def summary(self) -> Report:
         """What grew where and why, what it is worth and costs, and the remarks, as tables that print."""

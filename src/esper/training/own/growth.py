@@ -6,8 +6,8 @@ and decides. What would leave a seed untrained is an error, never silence.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from esper.env.rent import RENT_RATE, check_rent
 from esper.growth.attach import SlotChoice, attach, check_model
 from esper.growth.auto_slots import AUTO
 from esper.growth.plain import check_exportable, graft_from
-from esper.growth.slot import preserved_rng
+from esper.growth.slot import preserved_modes, preserved_rng
 from esper.lifecycle import Rules
 from esper.policy.controller import Controller
 from esper.tasks.feed import LoaderFeed
@@ -50,7 +50,7 @@ from esper.training.own.metric import Metric, Scale
 from esper.training.own.objective import fit_objective, integers_are_classes
 from esper.training.own.optimizer import check_optimizer
 from esper.training.own.remarks import outlook, warn_user
-from esper.training.own.run import Trained, finish_growth
+from esper.training.own.run import Trained, finish_growth, given_back
 from esper.training.own.stepper import StateError
 
 
@@ -256,20 +256,14 @@ class Growth(LoopUpdates):
         self.close()
         self._mode.remove()
         model = self.learner.model
-        modes = {module: module.training for module in model.host.modules()}
-        try:
+        with given_back(model):
             trained = Trained(self.untrained, tuple(self.records), interrupted=not self.over)
             grown = finish_growth([self.learner], self._outlook, trained, self._example, None)
             self._averaged = None if self._average is None else self._average.model()
             self.learner.optimizer.release({slot.index for slot in model.joined})
-        finally:
-            host = model.detach()
-            host.zero_grad(set_to_none=True)
-            for module, training in modes.items():
-                module.training = training
         if in_place:
-            graft_from(grown.model, host)
-            grown = replace(grown, model=host)
+            graft_from(grown.model, model.host)
+            grown = replace(grown, model=model.host)
         return grown
 
     # -- internals ------------------------------------------------------------------------------------------------
@@ -302,13 +296,9 @@ def _same_mode(seeds: nn.Module, training: bool) -> None:
             seed.train(training)
 
 
-@contextmanager
-def _modes_kept(host: nn.Module) -> Iterator[None]:
+def _modes_kept(host: nn.Module) -> AbstractContextManager[None]:
     """Parts of a host in training that its owner has put into evaluation mode (a frozen body, say) stay in it."""
-    modes = {module: module.training for module in host.modules()} if host.training else {}
-    yield
-    for module, training in modes.items():
-        module.training = training
+    return preserved_modes(host) if host.training else nullcontext()
 
 
 def _check_one_process() -> None:

@@ -259,7 +259,7 @@ def _default_score(seen: _Seen, ignored: int) -> tuple[Score, Constant | None]:
     return _class_score(class_axis(seen.logits, seen.targets), seen, ignored)
 
 
-def _class_score(axis: int, seen: _Seen, ignored: int = IGNORED) -> tuple[Score, Constant | None]:
+def _class_score(axis: int, seen: _Seen, ignored: int) -> tuple[Score, Constant | None]:
     """Language models are judged by loss: the share of symbols that they get right moves little while they learn."""
     if axis == -1 and seen.logits.dim() == 3:
         return likelihood(ignored=ignored), None

@@ -71,9 +71,10 @@ class Outlook:
     @property
     def remarks(self) -> tuple[str, ...]:
         found = [self.why_nothing_can_grow]
-        if self.rent != RENT_RATE and is_learned(self.controller) and not reads_rent(self.controller):
+        learned = self.controller if isinstance(self.controller, LearnedController) else None
+        if self.rent != RENT_RATE and learned is not None and not learned.reads_rent:
             found.append(
-                f"The controller {self.controller.name} was trained with a rent of {RENT_RATE:g} and cannot read "
+                f"The controller {learned.name} was trained with a rent of {RENT_RATE:g} and cannot read "
                 f"another one: only the score, and what is kept at the end, are for a rent of {self.rent:g}."
             )
         return tuple(remark for remark in found if remark)
@@ -96,15 +97,6 @@ def outlook(
     chosen = ", ".join(slot.path for slot in model.slots)
     notes = (f"slots='auto' chose {chosen}; esper.slots(model, example) lists every possible slot.",) if auto else ()
     return Outlook(controller, epochs, rent, constant, ignored, affordable, why, notes)
-
-
-def is_learned(controller: Controller) -> bool:
-    return isinstance(controller, LearnedController)
-
-
-def reads_rent(controller: Controller) -> bool:
-    """Of a learned one: whether its decisions depend on the rent."""
-    return isinstance(controller, LearnedController) and controller.reads_rent
 
 
 def _why_nothing_can_grow(model: GrowingModel, epochs: int) -> str:
@@ -263,7 +255,7 @@ def _ended_at_chance(
     remedy = "more epochs or a larger learning rate"
     if not isinstance(before.controller, Heuristic):
         remedy = f'controller "heuristic", {remedy}'
-    if before.rent > 0.0 and is_learned(before.controller):
+    if before.rent > 0.0 and isinstance(before.controller, LearnedController):
         remedy = f"a rent of 0 (accuracy at any size), {remedy}"
     return (
         f"The run ended at chance: the validation metric is {accuracy:.1f} %, and {source} {level:.1f} %. "

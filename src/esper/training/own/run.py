@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
 from esper.engine.counterfactual import SeedValue, seed_values
-from esper.engine.eager import EagerEngine, EpochRecord
+from esper.engine.eager import EpochRecord
 from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, evaluate, gather
 from esper.env.rent import RENT_RATE, extra_rent, score
@@ -22,17 +23,18 @@ from esper.growth.costs import flops_per_example, seed_flops
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.plain import ExportError, allowed_gap, as_written, output_gap, plain_model
 from esper.growth.probe import call, untouched
-from esper.growth.slot import preserved_rng
+from esper.growth.slot import preserved_modes, preserved_rng
 from esper.lifecycle import Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
 from esper.tasks.feed import Batch
 from esper.training.interrupt import interruptible
 from esper.training.own.best import Best
 from esper.training.own.checkpoint import Checkpoint
+from esper.training.own.gpu import GpuOptions
 from esper.training.own.grown import Grown
 from esper.training.own.history import History
 from esper.training.own.remarks import Outlook, Targets, remarks
-from esper.training.own.stepper import MakeEngine, Stepper
+from esper.training.own.stepper import Stepper
 
 OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
 """Called after every epoch with what happened to the growing model, and to the control if there is one."""
@@ -66,10 +68,11 @@ def run_growth(
     seed: int,
     on_epoch: OnEpoch | None,
     on_remark: Callable[[str], None],
-    checkpoint: str | Path | None = None,
-    patience: int | None = None,
-    keep_best: bool = False,
-    engine: MakeEngine = EagerEngine,
+    checkpoint: str | Path | None,
+    *,
+    patience: int | None,
+    keep_best: bool,
+    gpu: GpuOptions,
 ) -> Grown:
     """Train to the end, or until Ctrl-C, or until nothing gets better. The first learner grows; a second one is the
     control."""
@@ -78,7 +81,7 @@ def run_growth(
     epochs = before.epochs
     controllers: list[Controller] = [before.controller, NoGrowth()]
     steppers = [
-        Stepper(learner, controller, epochs, rent=before.rent, seed=seed, engine=engine)
+        Stepper(learner, controller, epochs, rent=before.rent, seed=seed, engine=gpu.engine)
         for learner, controller in zip(learners, controllers, strict=False)
     ]
     growing = steppers[0]
@@ -112,7 +115,8 @@ def run_growth(
         interrupted=interrupted,
     )
     why_ended = _why_ended(trained, epochs, patience, tested=test is not None, goes_on=checkpoint is not None)
-    return finish_growth(learners, before, trained, example, test, why_ended)
+    grown = finish_growth(learners, before, trained, example, test, why_ended)
+    return replace(grown, remarks=(*grown.remarks, *gpu.remarks))
 
 
 def _why_ended(trained: Trained, epochs: int, patience: int | None, *, tested: bool, goes_on: bool) -> tuple[str, ...]:
@@ -156,6 +160,17 @@ def _remedy(model: nn.Module) -> str:
             "(its eps of 1e-8 is 0): train it in single precision, model.float(), or in model.bfloat16()"
         )
     return "lower the learning rate, or look for extreme values in the data"
+
+
+@contextmanager
+def given_back(model: GrowingModel) -> Iterator[None]:
+    """However the run inside ends, its host is its owner's again: as written, without seeds and gradients, in its
+    modes."""
+    with preserved_modes(model.host):
+        try:
+            yield
+        finally:
+            as_written(model.detach()).zero_grad(set_to_none=True)
 
 
 def finish_growth(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from html import escape
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 from rich.console import Console, Group
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
@@ -20,14 +20,6 @@ from esper.training.own.run import OnEpoch
 EPOCHS_BETWEEN_LINES = 10
 
 
-class _Watch(Protocol):
-    def __enter__(self) -> Self: ...
-
-    def __exit__(self, *error: object) -> None: ...
-
-    def __call__(self, record: EpochRecord, control: EpochRecord | None) -> None: ...
-
-
 @contextmanager
 def watching(
     progress: bool | Console, model: GrowingModel, epochs: int, on_epoch: OnEpoch | None, name: str = ""
@@ -37,8 +29,8 @@ def watching(
         yield on_epoch
         return
     console = progress if isinstance(progress, Console) else Console(stderr=True, markup=False, emoji=False)
-    kind = NotebookWatch if console.is_jupyter else TerminalWatch
-    watch: _Watch = kind(console, name or type(model.host).__name__, epochs, [slot.path for slot in model.slots])
+    kind: type[NotebookWatch | TerminalWatch] = NotebookWatch if console.is_jupyter else TerminalWatch
+    watch = kind(console, name or type(model.host).__name__, epochs, [slot.path for slot in model.slots])
 
     def both(record: EpochRecord, control: EpochRecord | None) -> None:
         watch(record, control)
