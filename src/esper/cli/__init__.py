@@ -63,7 +63,8 @@ def unless_the_reader_leaves(answer: Callable[[], int | None]) -> int:
         try:
             return answer() or 0
         finally:
-            sys.stdout.flush()
+            if sys.stdout is not None:  # a closed one is none: printing does nothing
+                sys.stdout.flush()
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
