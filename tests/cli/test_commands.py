@@ -220,3 +220,11 @@ def test_a_reader_of_help_that_leaves_early_is_no_failure(words: list[str]) -> N
     assert process.stderr is not None
     assert process.stderr.read() == b""
     assert process.wait(60) == 0
+
+
+def test_help_into_a_closed_output_is_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)  # as Python has it after `>&-`
+    assert main(["--help"]) == 0
+    with pytest.raises(SystemExit) as ended:
+        main(["grow", "--help"])
+    assert not ended.value.code

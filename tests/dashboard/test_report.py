@@ -128,6 +128,18 @@ def test_a_grown_network(tmp_path: Path) -> None:
     assert "not grown" in said  # the control is drawn
 
 
+def test_size_and_accuracy_are_those_of_the_network_that_came_back(tmp_path: Path) -> None:
+    """That of an earlier epoch, say, without the seed of the last one."""
+    result = {"validation_accuracy": 71.0, "control_accuracy": 55.0, "score": 71.0, "parameters": 1000}
+    folder = history(tmp_path / "g", result=result)
+    said = Tags(report(folder)).said
+    assert "The validation accuracy ended at 71.0 %." in said
+    assert "parameters1,000host 1,000size1.00times the host" in said.replace("\n", "")
+    with Source.of(folder).reading() as store:
+        (row,) = store.execute("SELECT score, accuracy, parameters FROM episodes").fetchall()
+    assert tuple(row) == (71.0, 71.0, 1000)
+
+
 def test_a_network_that_is_watched_while_it_grows_gives_the_same_rows(tmp_path: Path) -> None:
     source = Source.of(history(tmp_path / "g"))
     assert source.store.parent != source.folder  # made for this look, in a place of its own

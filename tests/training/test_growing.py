@@ -342,3 +342,40 @@ def test_a_sparse_buffer_is_refused_with_the_cure() -> None:
     model.register_buffer("edges", torch.eye(2).to_sparse())
     with pytest.raises(AttachError, match=r"'edges' is a sparse tensor, .*: make it dense, or hold it in an attribute"):
         quick_grow(model=model)
+
+
+# -- test data ----------------------------------------------------------------------------------------------------
+
+
+def test_test_data_that_do_not_fit_are_refused_before_the_training() -> None:
+    def unreached(record: EpochRecord, control: EpochRecord | None) -> None:
+        raise AssertionError("an epoch was trained")
+
+    x, y = rings(32, 2)
+    for wrong in ((x.double(), y), DataLoader(TensorDataset(x[:, :1], y), batch_size=8)):
+        with pytest.raises(ValueError, match="the test data do not fit: Sequential does not accept"):
+            quick_grow(test_data=wrong, on_epoch=unreached)
+
+
+def test_what_was_grown_is_not_lost_with_a_damaged_batch_of_test_data() -> None:
+    x, y = rings(16, 2)
+    grown = quick_grow(test_data=[(x[:8], y[:8]), (x[8:].double(), y[8:])], control=True)
+    assert grown.test is None
+    assert grown.control is not None
+    assert accuracy_of(grown.ungrown) == pytest.approx(grown.control.accuracy, abs=1e-4)
+    assert any("test data could not be measured: mat1 and mat2 must have the same dtype" in r for r in grown.remarks)
+
+
+def test_a_program_that_torch_cannot_write_is_left_out(tmp_path: Path) -> None:
+    class OnGraph(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.last, self.edges = nn.Linear(2, 6), nn.Linear(6, 3), torch.eye(2).to_sparse()
+
+        def forward(self, x: Tensor) -> Tensor:
+            classes: Tensor = self.last(self.first(torch.sparse.mm(self.edges, x.T).T).relu())
+            return classes
+
+    saved = quick_grow(model=OnGraph(), slots=["first"]).save(tmp_path)
+    assert "model.pt2" not in saved.files
+    assert any("no model.pt2 (torch.export said: Cannot access storage" in warning for warning in saved.warnings)

@@ -20,6 +20,7 @@ import esper
 from esper.actions import Action, Op
 from esper.env.situation import Situation
 from esper.lifecycle import Contrast, Rules, Stage
+from esper.training.own import remarks
 from esper.training.own.remarks import _harmful
 
 Data = tuple[Tensor, Tensor]
@@ -117,6 +118,16 @@ def test_a_run_as_long_as_a_seeds_life_can_keep_one() -> None:
     assert (story.fate, grown.history.records[-1].alphas) == (Stage.BLENDING, (1.0,))
     assert grown.parameters > HOST
     assert not any("too short" in remark for remark in grown.remarks)
+
+
+def test_a_seed_that_a_short_run_keeps_in_part_is_remarked_on_as_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remarks, "_harmful", lambda history: "It harms.")
+    plants = Waiting(Action(Op.GERMINATE, 0, "mlp", "linear", "at once"))
+    lenient = Rules(shadow_benefit=-100.0)
+    grown = grow(signs(2048, 0), signs(512, 1), controller=plants, epochs=4, rules=lenient, batch_size=16)
+    (story,) = grown.history.seeds()
+    assert (story.fate, grown.history.records[-1].alphas) == (Stage.BLENDING, (2 / 3,))
+    assert [one for one in grown.remarks if "too short" in one or "harms" in one] == [grown.remarks[0], "It harms."]
 
 
 def test_a_controller_that_never_grows_on_purpose_needs_no_remark() -> None:

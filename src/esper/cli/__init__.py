@@ -13,7 +13,7 @@ import io
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import redirect_stderr, suppress
+from contextlib import redirect_stderr, redirect_stdout, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -59,6 +59,9 @@ def _asks_for_help(words: Sequence[str]) -> bool:
 
 def unless_the_reader_leaves(answer: Callable[[], int | None]) -> int:
     """For what is only printed: `| head` may have seen enough, and that is no failure."""
+    if sys.stdout is None:  # closed, by `>&-`: what writes the help asks whether it is a terminal
+        with open(os.devnull, "w") as nowhere, redirect_stdout(nowhere):
+            return answer() or 0
     try:
         try:
             return answer() or 0

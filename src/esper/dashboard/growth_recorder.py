@@ -121,9 +121,15 @@ def _waiting(epoch: int, accuracy: float | None) -> Decision:
 
 
 def record_end(recorder: RunRecorder, content: Mapping[str, Any]) -> None:
-    """The episode as a whole, on validation data: what was grown by."""
-    last, host = content["epochs"][-1], int(content["host_parameters"])
-    accuracy, size = last["val_accuracy"] or 0.0, int(last["parameters"])
+    """The episode as a whole, on validation data: what was grown by.
+
+    Of the network that came back, where that is known: it may be that of an earlier epoch, and seeds that the end of
+    the run removed are no part of it.
+    """
+    last, host, result = content["epochs"][-1], int(content["host_parameters"]), content.get("result")
+    result = result if isinstance(result, Mapping) else {}
+    accuracy = result.get("validation_accuracy", last["val_accuracy"]) or 0.0
+    size = int(result.get("parameters", last["parameters"]))
     score = score_of(accuracy, size, host, content.get("rent") or 0.0)
     recorder.episode(Episode(1, 0, 0, score, score, accuracy, size, host, len(content["epochs"])))
 

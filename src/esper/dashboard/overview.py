@@ -253,7 +253,9 @@ def _of_growth(source: Source, connection: sqlite3.Connection, facts: Mapping[st
         "SELECT accuracy FROM decisions WHERE arm = ? ORDER BY epoch DESC LIMIT 1", (CONTROL,)
     ).fetchone()
     done, total = len(rows), _whole(settings.get("epochs"))
-    finished = facts.get("result") is not None or (total is not None and done >= total)
+    result = facts.get("result")
+    came_back: Mapping[str, Any] = result if isinstance(result, dict) else {}
+    finished = result is not None or (total is not None and done >= total)
     quiet = max(0.0, now - source.written())
     state = "finished" if finished else "running" if quiet < QUIET else "stopped"
     (faults,) = connection.execute("SELECT count(*) FROM events WHERE kind = 'governor'").fetchone()
@@ -267,10 +269,11 @@ def _of_growth(source: Source, connection: sqlite3.Connection, facts: Mapping[st
         "update": done,
         "updates": total,
         "state": {"name": state, "said": "", "quiet_seconds": quiet, "written": source.written()},
-        "accuracy": rows[-1]["accuracy"] if rows else None,
-        "parameters": rows[-1]["parameters"] if rows else None,
+        # The network that came back may be that of an earlier epoch, without the seeds that the end removed.
+        "accuracy": came_back.get("validation_accuracy", rows[-1]["accuracy"] if rows else None),
+        "parameters": came_back.get("parameters", rows[-1]["parameters"] if rows else None),
         "control_accuracy": None if control is None else control["accuracy"],
-        "result": facts.get("result"),
+        "result": result,
         "lights": [
             light("networks", "warning", f"the governor undid {faults} epochs")
             if faults

@@ -23,7 +23,7 @@ from esper.growth.graft import is_record
 from esper.growth.model import GrowingModel, planted_modules
 from esper.growth.plain import ExportError, copied, grafts_of, output_gap, plain_model
 from esper.growth.probe import AttachError, arguments, call, try_batch, untouched, with_batch
-from esper.growth.program import Program, trace
+from esper.growth.program import Program, packed, trace
 from esper.growth.saved import LoadError, assemble, load
 from esper.growth.standalone import NotPortableError, find_host, model_source
 from esper.growth.tensors import count_parameters
@@ -70,6 +70,7 @@ def save(model: nn.Module, directory: str | Path, example: Any, *, history: Any 
     if program.exported is not None:
         fitting = with_batch(example, 3) if program.batch == "any" else example
         warnings += _difference(plain, program.exported.module(), fitting, "model.pt2")
+    program, content = packed(program)
     tensors, tied = _tensors(plain)
     architecture = _architecture(plain, example, tied)
     source, no_source = _source(plain, architecture)
@@ -81,7 +82,7 @@ def save(model: nn.Module, directory: str | Path, example: Any, *, history: Any 
 
     files = {
         "model.safetensors": serialize(tensors),
-        "model.pt2": program.content(),
+        "model.pt2": content,
         "model.py": source.encode(),
         "history.json": b"" if history is None else _json(history),
     }

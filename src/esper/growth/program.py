@@ -53,6 +53,14 @@ class Program:
         return buffer.getvalue()
 
 
+def packed(program: Program) -> tuple[Program, bytes]:
+    """The file; and the program, or why there is none: torch can make some that it cannot write (sparse constants)."""
+    try:
+        return program, program.content()
+    except Exception as error:  # torch.export fails in many ways of its own
+        return Program(None, "none", f"torch.export said: {first_line(error)}"), b""
+
+
 def _drop_sources(graph: nn.Module) -> None:
     """Nodes hold files, lines and classes of the machine that they were made on: a saved program leaves them out."""
     for part in graph.modules():

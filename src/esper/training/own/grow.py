@@ -40,7 +40,7 @@ from esper.training.own.data import (
 from esper.training.own.gpu import GpuOptions
 from esper.training.own.grown import Grown
 from esper.training.own.metric import Metric, Scale
-from esper.training.own.objective import fit_objective, integers_are_classes
+from esper.training.own.objective import check_test, fit_objective, integers_are_classes
 from esper.training.own.optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
 from esper.training.own.remarks import outlook, warn_user
 from esper.training.own.run import OnEpoch, given_back, run_growth
@@ -154,6 +154,8 @@ def grow(
         other, _, _ = as_feed(host, train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
         learners.append(learner(GrowingModel(copied(host), growing.survey, **limits, rng_seed=seed), other))
     test = None if held_out is None else evaluation_batches(held_out, where, feed, objective.classes, objective.ignored)
+    if test is not None:
+        check_test(host, test, objective)
     before = outlook(
         growing,
         decider,

@@ -6,7 +6,7 @@ Nothing is guessed: what could be meant in two ways is refused with the argument
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from esper.engine.measure import Loss, Score
 from esper.errors import first_line
-from esper.growth.probe import described, input_tensors, try_batch
+from esper.growth.probe import AttachError, described, input_tensors, try_batch
+from esper.growth.slot import preserved_rng
 from esper.tasks.batches import LABELS, Batch
 from esper.tasks.feed import IGNORED, Feed, LoaderFeed, TensorFeed, check_classes
 from esper.tasks.registry import cross_entropy
@@ -149,6 +150,16 @@ def fit_objective(
         tries = _tries(model, seen)
         score = _tried("metric", lambda: fit_metric(metric, metric_scale, tries, count), seen)
     return Objective(chosen, score, classes, ignored, constant)
+
+
+def check_test(model: nn.Module, batches: Callable[[], Iterable[Batch]], objective: Objective) -> None:
+    """Refuse test data that do not fit, by their first batch: they are needed when the training is over."""
+    with preserved_rng(next(model.parameters()).device), torch.no_grad():
+        inputs, targets = next(iter(batches()))
+        try:
+            objective.loss(try_batch(model, inputs), targets)
+        except (AttachError, ObjectiveError, RuntimeError) as error:
+            raise ValueError(f"the test data do not fit: {first_line(error)}") from error
 
 
 def _check_targets(seen: _Seen) -> None:

@@ -158,9 +158,12 @@ class Targets:
 
 def remarks(before: Outlook, history: History, accuracy: float, untrained: float, targets: Targets) -> tuple[str, ...]:
     """All remarks about a run that has ended with this validation accuracy."""
-    if isinstance(before.controller, NoGrowth) or before.why_nothing_can_grow:  # meant to be so, or said already
-        return before.notes + before.remarks
     stories = history.seeds()
+    acts = any(story.fate is not Stage.PRUNED for story in stories)  # in part, where a run was too short for a seed
+    if isinstance(before.controller, NoGrowth) or (
+        before.why_nothing_can_grow and not acts
+    ):  # meant so, or said already
+        return before.notes + before.remarks
     waited = all(record.effect.action.op is not Op.GERMINATE or not record.effect.changed for record in history.records)
     found = [_why_nothing_was_grown(before, history.records)] if waited else []
     planted = {(story.slot, story.blueprint) for story in stories}

@@ -209,7 +209,7 @@ def finish_growth(
         control=trained.control,
         kept=trained.kept,
     )
-    held_out = [_evaluate(learner, test) for learner in learners] if test else []
+    held_out, untested = _held_out(learners, test)
     targets = Targets(grown.feed.validation, before)
     validation = [_evaluate_export(grown, exported, targets)]
     validation += [_evaluate(one, one.feed.validation) for one in learners[1:]]
@@ -227,6 +227,7 @@ def finish_growth(
         remarks=(
             *remarks(before, history, validation[0].accuracy, trained.untrained.accuracy, targets),
             *why_ended,
+            *untested,
             *unpaid,
             *problem,
             *uncounted,
@@ -247,6 +248,18 @@ def _paid(model: GrowingModel, validation: Sequence[Evaluation], rent: float) ->
         f"Growing did not pay: without growth the validation metric is {control:.1f} %, with it {grown:.1f} %{price}. "
         "`ungrown` is the network without growth.",
     )
+
+
+def _held_out(
+    learners: Sequence[Learner], test: Callable[[], Iterable[Batch]] | None
+) -> tuple[list[Evaluation], tuple[str, ...]]:
+    """Every network on the test data; and a remark, if a batch of these could not be measured."""
+    if test is None:
+        return [], ()
+    try:
+        return [_evaluate(learner, test) for learner in learners], ()
+    except Exception as error:  # of the person's data or metric: no reason to lose what was grown
+        return [], (f"The test data could not be measured: {first_line(error).rstrip('.')}.",)
 
 
 def _host_flops(model: GrowingModel, exported: nn.Module, example: Any) -> tuple[int | None, tuple[str, ...]]:
