@@ -25,6 +25,7 @@ import torch
 from tiny_family import TinyFamily
 from torch import Tensor
 
+from esper.actions import HEAD_NAMES, Op
 from esper.agent.actor import PolicyActor
 from esper.agent.checkpoints import load_checkpoint
 from esper.agent.config import PPOConfig
@@ -34,6 +35,8 @@ from esper.engine.precision import Precision
 from esper.env.growth_env import GrowthEnv
 from esper.env.reward import RewardConfig
 from esper.env.reward.suspicion import SUSPICION_KINDS, SuspicionKind
+from esper.env.spaces import ActionMasks
+from esper.env.world import World
 from esper.rollout.episodes import map_tensors
 from esper.telemetry.recorder import RunRecorder, StoreRecorder
 from esper.telemetry.records import Event
@@ -160,6 +163,22 @@ def test_what_was_played_elsewhere_is_what_the_agent_learns_from() -> None:
     assert torch.equal(alone.reward[0], episodes.reward[1])
     assert len(set(seeds)) == 3
     assert trainer.agent.update(episodes)["first_ratio_gap"] < 1e-5
+
+
+def test_an_evaluation_masks_what_a_frozen_policy_may_not_do_and_a_rollout_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def only_waiting(masks: ActionMasks, world: World) -> ActionMasks:
+        op = torch.zeros_like(masks.op)
+        op[:, Op.WAIT] = len(world.epoch) == len(op)
+        return replace(masks, op=op)
+
+    trainer = Trainer(replace(TINY, envs=3, updates=1, evaluate_every=0))
+    policy, draws = trainer._policy(), trainer.config.draw_ids(1)
+    monkeypatch.setattr("esper.training.fleet.without_costly_removals", only_waiting)
+    op = HEAD_NAMES.index("op")
+    assert (trainer.fleet.play(policy, draws, held_out=True).action[..., op] == Op.WAIT).all()
+    assert (trainer.fleet.play(policy, draws, seeds=[0, 1, 2]).action[..., op] != Op.WAIT).any()
 
 
 def test_everything_is_in_the_store(uninterrupted: Path) -> None:

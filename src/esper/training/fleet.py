@@ -24,6 +24,7 @@ import torch
 
 from esper.agent.actor import PolicyActor
 from esper.agent.policies import unpack_policy
+from esper.agent.removals import without_costly_removals
 from esper.config import EngineName
 from esper.engine.gc_control import collect_garbage, deferred_gc
 from esper.engine.precision import Precision
@@ -31,7 +32,7 @@ from esper.env.growth_env import GrowthEnv
 from esper.env.rent import RENT_RATE
 from esper.env.rents import Rent
 from esper.env.reward import RewardConfig
-from esper.env.situation import Situation
+from esper.env.situation import Situation, world_of
 from esper.env.spaces import ActionMasks, Observation
 from esper.env.stacked_env import StackedEnv
 from esper.env.world import World
@@ -120,7 +121,8 @@ class PolicyPlayer:
 
 
 class _TimedActor(PolicyActor):
-    """A policy whose decisions are timed."""
+    """A policy whose decisions are timed. Where it draws nothing it is frozen, and decides as `LearnedController` does:
+    what an evaluation scores is what a comparison plays."""
 
     def __init__(self, *given: Any) -> None:
         super().__init__(*given)
@@ -128,6 +130,9 @@ class _TimedActor(PolicyActor):
 
     def act(self, situations: Sequence[Situation] | World, observation: Observation, masks: ActionMasks) -> Decisions:
         with self.timers("policy"):
+            if self.seed is None:
+                world = situations if isinstance(situations, World) else world_of(situations)[0]
+                masks = without_costly_removals(masks, world)
             return super().act(situations, observation, masks)
 
 

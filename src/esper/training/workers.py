@@ -48,8 +48,7 @@ class Worker:
         self.process = process
         self.pipe = pipe
         self.beats = beats
-        self._started = False
-        """It has sent a beat, or an answer."""
+        self._answered = False
         self._given_up: float | None = None
         """Seconds of silence after which it was ended."""
         self._watch = threading.Thread(target=self._listen, name=f"watch-{process.pid}", daemon=True)
@@ -69,19 +68,21 @@ class Worker:
             answer = pickle.loads(self.pipe.recv_bytes())
         except (EOFError, ConnectionError):
             raise self._gone() from None
-        self._started = True  # a quick first answer may come before the first beat
+        self._answered = True  # a quick first answer may come before the first beat
         if isinstance(answer, BaseException):
             raise answer
         return answer
 
     def _listen(self) -> None:
         """In a thread of the parent, because to send to a stopped worker, or to read half an answer of it, blocks."""
-        silent, before = 0.0, time.monotonic()
+        silent, limit, before, started = 0.0, START_SECONDS, time.monotonic(), False
         with suppress(EOFError, OSError):  # it has ended, or was closed
-            while silent < (limit := SILENT_SECONDS if self._started else START_SECONDS):
-                if self.beats.poll(POLL_SECONDS):
+            while silent < limit:
+                beat = self.beats.poll(POLL_SECONDS)
+                if beat:
                     self.beats.recv_bytes()
-                    silent, self._started = 0.0, True
+                if beat or (self._answered and not started):
+                    silent, limit, started = 0.0, SILENT_SECONDS, True
                 now = time.monotonic()
                 # At most a few polls: where Ctrl-Z stopped the parent as well, that time was no worker's silence.
                 silent += min(now - before, 5 * POLL_SECONDS)
