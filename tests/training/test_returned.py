@@ -314,6 +314,7 @@ def test_a_parameter_that_no_group_has_is_named() -> None:
         ({"optimizer": "adam"}, "must be a function that makes an optimizer from parameters, not 'adam'"),
         ({"optimizer": lambda parameters: None}, "must make a torch.optim.Optimizer, and made a NoneType"),
         ({"optimizer": torch.optim.LBFGS}, "LBFGS cannot train a network that grows"),
+        ({"optimizer": lambda p: torch.optim.SparseAdam(list(p))}, "SparseAdam cannot train a network that grows"),
         (
             {"scheduler": torch.optim.lr_scheduler.StepLR(torch.optim.SGD(small_net().parameters(), lr=0.1), 1)},
             "scheduler= is a StepLR: pass a function that makes one",

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import LBFGS, Optimizer
+from torch.optim import LBFGS, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler
 
 MakeOptimizer = Callable[..., Optimizer]
@@ -34,7 +34,7 @@ def make_optimizer(factory: MakeOptimizer | None, model: nn.Module) -> Optimizer
     made = factory(given, model) if _takes_a_model(factory) else factory(given)
     if not isinstance(made, Optimizer):
         raise ValueError(f"optimizer= must make a torch.optim.Optimizer, and made a {type(made).__name__}")
-    _refuse_lbfgs(made)
+    _refuse_unfit(made)
     _check_groups(made, trained, {id(p) for p in (*given, *model.parameters())})
     return made
 
@@ -43,7 +43,7 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     """Refuse an optimizer of a person's own loop that cannot train this very model while it grows."""
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
-    _refuse_lbfgs(optimizer)
+    _refuse_unfit(optimizer)
     _check_missing(optimizer, {name: p for name, p in model.named_parameters() if p.requires_grad})
 
 
@@ -73,9 +73,16 @@ def _takes_a_model(factory: MakeOptimizer) -> bool:
     return len(places) > 1 and (places[1].default is places[1].empty or places[1].name == "model")
 
 
-def _refuse_lbfgs(optimizer: Optimizer) -> None:
-    if isinstance(optimizer, LBFGS):
-        raise ValueError("LBFGS cannot train a network that grows: it needs closures, and all parameters in one group")
+_UNFIT: dict[type[Optimizer], str] = {
+    LBFGS: "it needs closures, and all parameters in one group",
+    SparseAdam: "it takes sparse gradients alone, and those of seeds are dense",
+}
+
+
+def _refuse_unfit(optimizer: Optimizer) -> None:
+    for kind, why in _UNFIT.items():
+        if isinstance(optimizer, kind):
+            raise ValueError(f"{kind.__name__} cannot train a network that grows: {why}")
 
 
 def _check_groups(made: Optimizer, trained: dict[str, nn.Parameter], own: set[int]) -> None:
