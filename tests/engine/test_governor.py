@@ -276,12 +276,12 @@ def test_random_numbers_and_minibatches_go_on_after_a_rollback() -> None:
     assert isinstance(learner.feed, TensorFeed)
     governor = Governor(learner)
     gather([learner.train()])
-    stream, dropout = learner.feed.generator.get_state(), learner._rng_state
+    stream, dropout = learner.feed.generator.get_state(), learner.rng_state
     verdict = governor.check(replace(FINE, loss=math.nan), UNTRAINED)
     assert verdict is not None
     governor.roll_back(verdict)
     assert torch.equal(learner.feed.generator.get_state(), stream)
-    assert torch.equal(learner._rng_state, dropout)
+    assert torch.equal(learner.rng_state, dropout)
 
 
 def test_a_snapshot_is_one_copy_in_cpu_memory_that_is_written_over() -> None:
