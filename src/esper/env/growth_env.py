@@ -68,7 +68,7 @@ class GrowthEnv(LearnerEnv):
         self.held_out = self.held_out if held_out is None else held_out
         if len(draws) != self.size:
             raise ValueError(f"this environment has {self.size} networks; reset was given {len(draws)} draw ids")
-        self._rent = rents_of(self.rent, draws, held_out=self.held_out)
+        rent = rents_of(self.rent, draws, held_out=self.held_out)
         with self._phase("reset"):
             if self._cache is not None:
                 self._cache.release()
@@ -85,7 +85,7 @@ class GrowthEnv(LearnerEnv):
                 else GraphEngine(learners, unwatched, width, cache=self._cache)
             )
             horizons, classes = zip(*((draw.horizon, len(draw.task.labels)) for draw in self.draws), strict=True)
-            return self.start(engine, horizons, classes)[1]
+            return self.start(engine, horizons, classes, rent)
 
     @property
     def kinds(self) -> list[str]:

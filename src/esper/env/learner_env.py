@@ -15,13 +15,10 @@ from torch import Tensor
 
 from esper.actions import WAIT, Action
 from esper.engine.eager import EagerEngine, EpochRecord
-from esper.engine.epoch import EpochColumns
 from esper.engine.governor import Governor
 from esper.engine.learner import Learner
-from esper.engine.measure import Evaluation
 from esper.env.epoch_records import epoch_columns
 from esper.env.observation import decode
-from esper.env.rent import RENT_RATE
 from esper.env.reward.config import TERMS, RewardConfig
 from esper.env.reward.reward import Reward, RewardColumns
 from esper.env.reward.suspicion import Suspicion, suspicions
@@ -85,17 +82,11 @@ class LearnerEnv:
         reward: RewardConfig | None = None,
         slots: int | None = None,
         device: torch.device | str = "cpu",
-        rent: float = RENT_RATE,
-        ends_when_undone: bool = True,
     ) -> None:
-        """`rent` is the price of size; `ends_when_undone`: the governor ends an episode whose epoch it undoes."""
         self.reward = reward or RewardConfig()
         self.slots = slots
         """Slots that observations are padded to; None is the most that any network of the batch has."""
         self.device = torch.device(device)
-        self._rent: float | Tensor = rent
-        """[N] where it differs between episodes."""
-        self._ends_when_undone = ends_when_undone
         self._phase = PhaseTimers()
         self.seconds = self._phase.seconds
         """Wall time by phase, since construction."""
@@ -105,11 +96,11 @@ class LearnerEnv:
         self._engine: EagerEngine | None = None
 
     def start(
-        self, engine: EagerEngine, horizons: Sequence[int], classes: Sequence[int] | None = None
-    ) -> tuple[list[Evaluation], tuple[Observation, ActionMasks]]:
-        """Begin episodes of the learners of an engine; what they score untrained, and the first observation.
+        self, engine: EagerEngine, horizons: Sequence[int], classes: Sequence[int], rent: float | Tensor
+    ) -> tuple[Observation, ActionMasks]:
+        """Begin episodes of the learners of an engine.
 
-        `classes` [N] are for a reward that looks at losses.
+        `classes` [N] are for a reward that looks at losses; `rent` is the price of size, one for all or [N].
         """
         self.learners = engine.learners
         most = engine.columns.present.shape[1]
@@ -120,10 +111,10 @@ class LearnerEnv:
         engine.governors = [Governor(learner, chance=chance) for learner, chance in pairs]
         self._engine = engine
         models = [learner.model for learner in engine.learners]
-        self.world = World.of_models(models, engine.columns, horizons, self._rent)
+        self.world = World.of_models(models, engine.columns, horizons, rent)
         self._reward = Reward(self.reward, self.world, classes)
         self.histories = [[] for _ in engine.learners]
-        return untrained, self._shown()
+        return self._shown()
 
     def step(self, actions: Tensor | Sequence[Action]) -> EnvStep:
         """One epoch for every network whose episode goes on, after its action: a tensor [N, heads] or records."""
@@ -139,7 +130,7 @@ class LearnerEnv:
         with self._phase("reward"):
             epoch = epoch_columns(records, self.world.slots)
             self.world.record(epoch)
-            ended = self._ended(epoch)
+            ended = epoch.played & ((self.world.epoch >= self.world.horizon) | epoch.undone)
             rewards = self._reward.step(before, self.world, epoch, ended)
             self.world.end(ended)
             infos = self._infos(records, rewards)
@@ -167,11 +158,6 @@ class LearnerEnv:
         return bool(self.world.over.all())
 
     # -- internals -----------------------------------------------------------------------------------------------------
-
-    def _ended(self, epoch: EpochColumns) -> Tensor:
-        """[N] bool: episodes that this epoch ended."""
-        last = self.world.epoch >= self.world.horizon
-        return epoch.played & (last | epoch.undone if self._ends_when_undone else last)
 
     def _infos(self, records: Sequence[EpochRecord | None], rewards: RewardColumns) -> tuple[StepInfo | None, ...]:
         terms, scores, sizes = (t.tolist() for t in (rewards.terms, rewards.score, self.world.acting_parameters))
