@@ -105,7 +105,7 @@ class Learner:
             for remaining in reversed(range(self.feed.updates_per_epoch)):
                 updates.add(self.gradients(self.feed.next_batch(), updates.incubating))
                 if remaining == 0:
-                    updates.note_gradients()
+                    updates.norms = self.gradient_norms()
                 self.optimizer.step()
                 updates.made += 1
                 self.updated()
@@ -308,9 +308,6 @@ class Updates:
     def add(self, losses: Tensor) -> None:
         self.total = losses if self.total is None else self.total + losses
         self.losses += 1
-
-    def note_gradients(self) -> None:
-        self.norms = self.learner.gradient_norms()
 
     def report(self) -> Pending[TrainReport]:
         assert self.total is not None
