@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from esper.actions import Action
-from esper.env.learner_env import EnvStep
 from esper.env.observation import to_tensor
 from esper.env.situation import Situation
 from esper.env.spaces import ActionMasks, Observation
+from esper.env.steps import EnvStep
 from esper.env.world import World
 from esper.policy.controller import ColumnController, Controller, RandomLegal
 from esper.rollout.episodes import Episodes, stack_steps
