@@ -16,14 +16,15 @@ from esper.tasks.feed import Feed, LoaderFeed, TensorFeed
 from esper.training.own.best import Best
 from esper.training.own.stepper import StateError, Stepper
 
-FILE = "growth.pt"
+STATE_FILE = "growth.pt"
+"""In the folder; in those of other trainers' checkpoints, beside their files."""
 
 
 class Checkpoint:
     """The state of a run's networks, of their data, and of the best network of each so far."""
 
     def __init__(self, folder: Path, steppers: Sequence[Stepper], best: Sequence[Best]) -> None:
-        self._path, self._steppers, self._best = folder / FILE, steppers, best
+        self._path, self._steppers, self._best = folder / STATE_FILE, steppers, best
         for stepper in steppers:
             _check_feed(stepper.learner.feed)
 
