@@ -14,6 +14,7 @@ from esper.errors import refused
 from esper.files import write_whole
 from esper.tasks.feed import Feed, LoaderFeed, TensorFeed
 from esper.training.own.best import Best
+from esper.training.own.data import length_of
 from esper.training.own.stepper import StateError, Stepper
 
 STATE_FILE = "growth.pt"
@@ -71,10 +72,7 @@ def read_state(path: Path) -> dict[str, Any]:
 def _check_feed(feed: Feed) -> None:
     """A loader can be begun again, but not in the middle of a pass."""
     if isinstance(feed, LoaderFeed):
-        try:
-            length: int | None = len(feed.train)  # type: ignore[arg-type]
-        except TypeError:
-            length = None
+        length = length_of(feed.train)
         if length is None or feed.updates_per_epoch % length:
             raise StateError(
                 "checkpoint= needs epochs that are whole passes over the training loader: leave updates_per_epoch= "
