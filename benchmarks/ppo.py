@@ -25,7 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "agent"))
 from toy_environments import CartPoleWithoutVelocities, evaluate, make_agent, rollout
 
 from esper.agent.config import PPOConfig
-from esper.env.learner_env import EnvStep
+from esper.env.steps import EnvStep
 
 try:
     import gymnasium

@@ -17,7 +17,7 @@ from esper.env.reward.config import TERMS
 from esper.env.reward.reward import RewardColumns
 from esper.env.reward.suspicion import SUSPICION_KINDS
 from esper.env.spaces import ActionMasks, Observation
-from esper.env.step_facts import StepFacts
+from esper.env.steps import StepFacts
 from esper.growth.blueprints import blueprint_names
 from esper.lifecycle import LIVE, Rules, Stage
 from esper.rollout.episodes import Episodes, stack_steps

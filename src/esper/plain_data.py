@@ -1,10 +1,11 @@
 """Records as plain data and back: dictionaries, lists, numbers and strings, which `torch.load` reads without trust.
 
-The types of a record's fields say what it is made of. Unlike JSON, NaN and infinity stay what they are.
+The types of a record's fields say what it is made of. NaN and infinity stay what they are, but in JSON (`as_json`).
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import fields, is_dataclass
 from enum import Enum
 from types import NoneType, UnionType
@@ -21,6 +22,19 @@ def as_data(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: as_data(part) for key, part in value.items()}
     return [as_data(part) for part in value] if isinstance(value, tuple | list) else value
+
+
+def as_json(value: Any) -> Any:
+    """For JSON, which has no NaN and no infinity. Of an enumeration the text, or else the name."""
+    if isinstance(value, Enum):
+        return value.value if isinstance(value.value, str) else value.name
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if is_dataclass(value):
+        return {one.name: as_json(getattr(value, one.name)) for one in fields(value)}
+    if isinstance(value, dict):
+        return {key: as_json(part) for key, part in value.items()}
+    return [as_json(part) for part in value] if isinstance(value, tuple | list) else value
 
 
 def from_data(kind: type[_Record], data: Any) -> _Record:

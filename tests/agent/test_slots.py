@@ -7,8 +7,8 @@ import torch
 
 from esper.agent.config import PPOConfig
 from esper.agent.ppo import PPOAgent
-from esper.env.learner_env import EnvStep
 from esper.env.spaces import ActionMasks, Observation
+from esper.env.steps import EnvStep
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.rollout.play import play
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from esper.agent.config import PPOConfig
 from esper.agent.metrics import UpdateMetrics
 from esper.agent.ppo import PPOAgent
-from esper.env.learner_env import EnvStep
 from esper.env.spaces import ActionMasks, Observation
+from esper.env.steps import EnvStep
 from esper.policy.distribution import GROWTH_ACTIONS, ActionSpace
 from esper.policy.network import FactoredRecurrentActorCritic, NetworkConfig
 from esper.rollout.episodes import Episodes, join

@@ -110,7 +110,7 @@ def everything_of(learner: Learner) -> list[Tensor]:
     state = learner.optimizer.optimizer.state
     moments = [value for entry in state.values() for value in entry.values() if isinstance(value, Tensor)]
     generator = learner.feed.generator.get_state()  # type: ignore[attr-defined]
-    return [*learner.model.state_dict().values(), *moments, generator, learner._rng_state]
+    return [*learner.model.state_dict().values(), *moments, generator, learner.rng_state]
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -17,7 +17,7 @@ from torch import nn
 
 from esper.actions import WAIT
 from esper.engine.eager import EagerEngine
-from esper.engine.governor import Fault, Governor, GovernorSettings, Snapshot, permanent_tensors
+from esper.engine.governor import Fault, Governor, Snapshot, permanent_tensors
 from esper.engine.learner import Learner, TrainReport
 from esper.engine.measure import Evaluation, gather
 from esper.engine.prepare import task_learner
@@ -145,8 +145,9 @@ def test_without_a_chance_level_the_first_evaluation_stands_for_it() -> None:
     assert verdict.kind is Fault.RETURN_TO_CHANCE
 
 
-def test_the_level_is_that_of_the_last_epochs() -> None:
-    governor = Governor(breakable_learner(), GovernorSettings(window=3), chance=Evaluation(0.01, 0.0))
+def test_the_level_is_that_of_the_last_epochs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.engine.governor.WINDOW", 3)
+    governor = Governor(breakable_learner(), chance=Evaluation(0.01, 0.0))
     for loss in (0.1, 0.1, 0.1, 1.0, 1.0, 1.0):
         governor.keep(FINE, Evaluation(loss, 0.0))
     assert governor.check(ROSE, Evaluation(2.9, 0.0)) is None
@@ -203,12 +204,6 @@ def test_noise_short_of_worse_than_knowing_nothing_is_never_a_fault(levels: list
 
 
 _idle = breakable_learner()
-
-
-@pytest.mark.parametrize("wrong", [{"window": 0}, {"divergence_factor": 1.0}, {"lost_share": 0.0}, {"lost_share": 1.1}])
-def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        GovernorSettings(**wrong)  # type: ignore[arg-type]
 
 
 # -- the flag that training reports ------------------------------------------------------------------------------------
@@ -276,12 +271,12 @@ def test_random_numbers_and_minibatches_go_on_after_a_rollback() -> None:
     assert isinstance(learner.feed, TensorFeed)
     governor = Governor(learner)
     gather([learner.train()])
-    stream, dropout = learner.feed.generator.get_state(), learner._rng_state
+    stream, dropout = learner.feed.generator.get_state(), learner.rng_state
     verdict = governor.check(replace(FINE, loss=math.nan), UNTRAINED)
     assert verdict is not None
     governor.roll_back(verdict)
     assert torch.equal(learner.feed.generator.get_state(), stream)
-    assert torch.equal(learner._rng_state, dropout)
+    assert torch.equal(learner.rng_state, dropout)
 
 
 def test_a_snapshot_is_one_copy_in_cpu_memory_that_is_written_over() -> None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from esper.engine import governor
-from esper.engine.governor import FAULTS, Fault, Governor, GovernorSettings
+from esper.engine.governor import FAULTS, Fault, Governor
 from esper.engine.governor_columns import GovernorColumns
 from esper.engine.learner import TrainReport
 from esper.engine.measure import Evaluation
@@ -92,12 +92,13 @@ def column(values: list[float]) -> Tensor:
 @pytest.mark.parametrize("window", [1, 4, 10])
 def test_rows_get_the_verdicts_of_a_governor_of_their_own(window: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(governor, "Snapshot", NoSnapshot)
-    settings = GovernorSettings(window=window)
+    for module in ("governor", "governor_columns"):
+        monkeypatch.setattr(f"esper.engine.{module}.WINDOW", window)
     rngs = [random.Random(f"{window}/{row}") for row in range(NETWORKS)]
     learners = [FakeLearner() for _ in range(NETWORKS)]
     chances = [Evaluation(rng.choice([2.3, 2.3, 2.3, math.nan, math.inf]), 10.0) for rng in rngs]
-    alone = [Governor(*pair, chance=c) for pair, c in zip(((x, settings) for x in learners), chances, strict=True)]  # type: ignore[arg-type]
-    columns = GovernorColumns(column([c.accuracy for c in chances]), column([c.loss for c in chances]), settings)
+    alone = [Governor(x, chance=c) for x, c in zip(learners, chances, strict=True)]  # type: ignore[arg-type]
+    columns = GovernorColumns(column([c.accuracy for c in chances]), column([c.loss for c in chances]))
     stories = [story(rng, learner) for rng, learner in zip(rngs, learners, strict=True)]
     going, found = [True] * NETWORKS, dict.fromkeys([*Fault, None], 0)
     for epochs in zip(*stories, strict=True):

@@ -61,7 +61,7 @@ def test_a_learner_goes_its_own_way_whatever_its_neighbours_do(name: str) -> Non
         games = [play(name, 3), *(play(n, i) for i, n in enumerate(neighbours))]
         assert list(trajectory([mine, *others], games)) == expected
         assert same(mine.model.state_dict().values(), alone.model.state_dict().values())
-        assert torch.equal(mine._rng_state, alone._rng_state)
+        assert torch.equal(mine.rng_state, alone.rng_state)
 
 
 def test_another_seed_is_another_run() -> None:

@@ -120,20 +120,30 @@ def test_named_parameters_stay_named() -> None:
 def test_a_seed_takes_the_settings_of_the_first_group_of_the_host() -> None:
     host = nn.Linear(3, 2)
     optimizer = SGD([{"params": [host.weight], "weight_decay": 0.1}, {"params": [host.bias], "lr": 9.0}], lr=0.5)
-    growing = GrowingOptimizer(optimizer, seed_rate=3.0)
+    growing = GrowingOptimizer(optimizer)
     growing.add(4, [nn.Parameter(torch.zeros(2))])
     group = optimizer.param_groups[2]
-    assert (group["lr"], group["weight_decay"], group["slot"]) == (1.5, 0.1, 4)
-    assert [g["lr"] for g in optimizer.param_groups] == [0.5, 9.0, 1.5]
+    assert (group["lr"], group["weight_decay"], group["slot"]) == (0.5, 0.1, 4)
+    assert [g["lr"] for g in optimizer.param_groups] == [0.5, 9.0, 0.5]
+
+
+def test_a_rate_that_is_a_tensor_is_the_seeds_own() -> None:
+    """Whoever lowers rates writes into such tensors: into one that two groups share, twice."""
+    optimizer = AdamW([nn.Parameter(torch.zeros(2))], lr=torch.tensor(0.5))
+    growing = GrowingOptimizer(optimizer)
+    growing.add(0, [nn.Parameter(torch.zeros(2))])
+    for group in optimizer.param_groups:
+        group["lr"].mul_(0.5)
+    assert [float(group["lr"]) for group in optimizer.param_groups] == [0.25, 0.25]
 
 
 # -- warm-up ------------------------------------------------------------------------------------------------------
 
 
 def test_the_warm_up_by_hand() -> None:
-    """Four updates of warm-up with rate 2 and gradient 1: steps of 0.5, 1, 1.5, 2 and then 2; the host steps by 1."""
+    """Four updates of warm-up with rate 2 and gradient 1: steps of 0.5, 1, 1.5, 2 and then 2; the host steps by 2."""
     host, seed = nn.Parameter(torch.zeros(())), nn.Parameter(torch.zeros(()))
-    growing = GrowingOptimizer(SGD([host], lr=1.0), seed_rate=2.0, warmup_updates=4)
+    growing = GrowingOptimizer(SGD([host], lr=2.0), warmup_updates=4)
     growing.add(0, [seed])
     places = []
     for _ in range(6):
@@ -141,8 +151,8 @@ def test_the_warm_up_by_hand() -> None:
         host.grad, seed.grad = torch.ones(()), torch.ones(())
         growing.step()
         places.append((-host.item(), -seed.item()))
-        assert [group["lr"] for group in growing.optimizer.param_groups] == [1.0, 2.0]
-    assert places == [(1.0, 0.5), (2.0, 1.5), (3.0, 3.0), (4.0, 5.0), (5.0, 7.0), (6.0, 9.0)]
+        assert [group["lr"] for group in growing.optimizer.param_groups] == [2.0, 2.0]
+    assert places == [(2.0, 0.5), (4.0, 1.5), (6.0, 3.0), (8.0, 5.0), (10.0, 7.0), (12.0, 9.0)]
 
 
 def test_an_error_in_the_middle_of_a_step_restores_the_rates() -> None:
@@ -182,11 +192,11 @@ SCHEDULES: dict[str, Callable[[Optimizer], LRScheduler]] = {
 }
 
 
-def rates(make: Callable[[Optimizer], LRScheduler], grow: bool, seed_rate: float = 1.0) -> list[tuple[float, ...]]:
+def rates(make: Callable[[Optimizer], LRScheduler], grow: bool) -> list[tuple[float, ...]]:
     """The rate of every group at every step; seeds come at steps 3, 5 and 9, and go at 8 and 12."""
     host = [nn.Parameter(torch.zeros(2))]
     optimizer = SGD(host, lr=0.1, momentum=0.9)
-    growing = GrowingOptimizer(optimizer, [make(optimizer)], seed_rate=seed_rate, warmup_updates=2)
+    growing = GrowingOptimizer(optimizer, [make(optimizer)], warmup_updates=2)
     seen = []
     for step in range(STEPS):
         if grow and step in (3, 5, 9):
@@ -208,12 +218,12 @@ def rates(make: Callable[[Optimizer], LRScheduler], grow: bool, seed_rate: float
 @pytest.mark.filterwarnings("ignore:.*epoch parameter in `scheduler.step:UserWarning")
 def test_a_schedule_goes_on_as_if_nothing_had_grown_and_seeds_follow_it(name: str) -> None:
     plain = rates(SCHEDULES[name], grow=False)
-    grown = rates(SCHEDULES[name], grow=True, seed_rate=0.5)
+    grown = rates(SCHEDULES[name], grow=True)
     assert [step[0] for step in grown] == [step[0] for step in plain]
     assert [len(step) for step in grown] == [1, 1, 1, 2, 2, 3, 3, 3, 2, 3, 3, 3] + [2] * 12
     for step in grown:
         for seed in step[1:]:
-            assert seed == pytest.approx(0.5 * step[0], abs=1e-12)
+            assert seed == pytest.approx(step[0], abs=1e-12)
 
 
 def test_a_scheduler_that_waits_for_a_metric_is_refused() -> None:
@@ -224,13 +234,13 @@ def test_a_scheduler_that_waits_for_a_metric_is_refused() -> None:
 
 
 def test_the_host_trains_the_same_with_a_schedule_whether_or_not_a_seed_incubates() -> None:
-    """Everything at once: OneCycleLR with its cycling momentum, a seed of another rate, and the host bit for bit."""
+    """Everything at once: OneCycleLR with its cycling momentum, a seed in its warm-up, and the host bit for bit."""
     hosts = []
     for grow in (False, True):
         learner = learner_for(WORLDS["conv2d"], rules=PATIENT)
         optimizer = AdamW(learner.model.host.parameters(), lr=0.01)
         schedule = schedules.OneCycleLR(optimizer, 0.02, 40)
-        growing = GrowingOptimizer(optimizer, [schedule], seed_rate=0.1, warmup_updates=4)
+        growing = GrowingOptimizer(optimizer, [schedule], warmup_updates=4)
         learner = Learner(learner.model, growing, learner.feed, cross_entropy, percent_correct)
         for epoch in range(4):
             run_epoch(learner, germinate(1, "conv") if grow and epoch == 1 else None)

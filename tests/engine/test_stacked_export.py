@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from plain_network import exported
 
 from esper.engine.stacked.engine import StackedEngine
 from esper.env.stacked_env import StackedEnv
@@ -37,10 +38,10 @@ def _check(engine: StackedEngine, dtype: torch.dtype) -> tuple[int, int, int]:
     accuracy, loss = engine.evaluate_test()
     tolerance = 1e-5 if dtype is torch.float32 else 1e-12
     grown, gated, partial = 0, 0, 0
-    for stack, places in zip(engine.stacks, engine.places, strict=True):
+    for group, (stack, places) in enumerate(zip(engine.stacks, engine.places, strict=True)):
         problems = stack.problems
         for row, place in enumerate(places.tolist()):
-            model = engine.export(place)
+            model = exported(engine, group, row)
             x = problems.test_x[row].to(dtype)
             x = x[tuple(map(slice, (len(x), *problems.sizes[row].tolist(), int(problems.features[row]))))]
             x = x.movedim(-1, 1) if problems.form.layout.startswith("conv") else x
@@ -56,10 +57,3 @@ def _check(engine: StackedEngine, dtype: torch.dtype) -> tuple[int, int, int]:
             gated += sum(type(one.seed).__name__ == "Gated" for one in seeds)
             partial += sum(one.alpha < 1.0 for one in seeds)
     return grown, gated, partial
-
-
-def test_a_network_that_is_not_there_is_refused() -> None:
-    env = StackedEnv(ShortFamily("mixed/vector"), 2)
-    env.reset([0, 1])
-    with pytest.raises(IndexError, match="there are 2 networks"):
-        env.engine.export(2)

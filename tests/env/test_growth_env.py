@@ -19,10 +19,10 @@ from esper.actions import BLENDS, WAIT, Action, Op
 from esper.engine import prepare
 from esper.engine.learner import Learner
 from esper.env.growth_env import GrowthEnv
-from esper.env.learner_env import EnvStep
 from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS, decode, to_tensor
 from esper.env.reward import RewardConfig
 from esper.env.situation import Situation, as_tensors, observe
+from esper.env.steps import EnvStep
 from esper.growth.attach import survey
 from esper.growth.blueprints import blueprint_names
 from esper.growth.model import Survey

@@ -23,7 +23,7 @@ pytest.importorskip("accelerate", reason="accelerate is not installed, which the
 from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 from transformers.modeling_outputs import SequenceClassifierOutput  # noqa: E402
 
-from esper.integrations.huggingface import STATE, GrowthCallback  # noqa: E402
+from esper.integrations.huggingface import GrowthCallback  # noqa: E402
 
 pytestmark = pytest.mark.filterwarnings("ignore")
 
@@ -246,7 +246,7 @@ def test_a_checkpoint_reloads_the_network_and_the_training_goes_on(tmp_path: Pat
     moved = callback(resume_from=tmp_path / "checkpoint-24")
     trainer(tmp_path / "moved", moved).train(resume_from_checkpoint=str(tmp_path / "checkpoint-24"))
     assert moved.grown is not None
-    assert (tmp_path / "checkpoint-24" / STATE).exists()
+    assert (tmp_path / "checkpoint-24" / "growth.pt").exists()
 
 
 def test_max_steps_and_bfloat16(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from torch import nn
 from esper.growth.blueprints import LAYOUTS, SlotShape, fitting
 from esper.growth.seed import Seed
 from esper.tasks import counted
-from esper.tasks.counted import Purpose, bits, choices, draw_keys, integers, mix, noise, normals, random_bits, uniforms
+from esper.tasks.counted import Purpose, bits, chosen, draw_keys, integers, mix, noise, normals, random_bits, uniforms
 from esper.tasks.counted_init import CountedInit, DrawNumbers, scaled_uniform
 
 KEYS = draw_keys(torch.arange(400), stream=0, streams=4)
@@ -81,7 +81,7 @@ def test_whole_numbers_and_choices_stay_in_their_range_and_share():
     assert bool((drawn >= 0).all())
     assert bool((drawn < below[:, None]).all())
     assert drawn[-1].unique().numel() > 150
-    shares = choices(KEYS, 2, 300, (1.0, 0.0, 3.0)).flatten().bincount(minlength=3) / 120_000
+    shares = chosen(uniforms(KEYS, 2, 300), (1.0, 0.0, 3.0)).flatten().bincount(minlength=3) / 120_000
     assert shares.tolist() == pytest.approx([0.25, 0.0, 0.75], abs=0.01)
 
 

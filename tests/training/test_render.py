@@ -17,10 +17,10 @@ from esper.actions import Action
 from esper.engine.governor import Fault
 from esper.engine.learner import Learner
 from esper.env.growth_env import GrowthEnv
-from esper.env.learner_env import StepInfo
 from esper.env.reward.suspicion import SUSPICION_KINDS
 from esper.env.situation import Situation
 from esper.env.spaces import ActionMasks, Observation
+from esper.env.steps import StepInfo
 from esper.lifecycle import Rules, Stage
 from esper.policy.controller import RandomLegal
 from esper.rollout.episodes import Episodes, join, map_tensors, named_tensors
@@ -42,6 +42,19 @@ class Silent(ControllerActor):
         return replace(super().act(situations, observation, masks), records=None)
 
 
+class Breaking(Silent):
+    """After nine epochs the last network is broken."""
+
+    def __init__(self, env: GrowthEnv) -> None:
+        super().__init__()
+        self.env = env
+
+    def act(self, situations: Sequence[Situation], observation: Observation, masks: ActionMasks) -> Decisions:
+        if int(self.env.world.epoch.max()) == 9:
+            break_weights(self.env.learners[-1])
+        return super().act(situations, observation, masks)
+
+
 def break_weights(learner: Learner) -> None:
     with torch.no_grad():
         next(learner.model.host.parameters()).fill_(float("nan"))
@@ -51,15 +64,7 @@ def break_weights(learner: Learner) -> None:
 def tiny() -> Episodes:
     """Short lives, long episodes of two lengths, and one network that breaks."""
     env = GrowthEnv(TinyFamily(horizon=24), 6, rules=QUICK)
-    steps = 0
-
-    def on_step(step: object) -> None:
-        nonlocal steps
-        steps += 1
-        if steps == 9:
-            break_weights(env.learners[5])
-
-    return play(env, Silent(), range(6), on_step=on_step)
+    return play(env, Breaking(env), range(6))
 
 
 @pytest.fixture(scope="module")

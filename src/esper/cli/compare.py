@@ -19,7 +19,6 @@ from esper.cli.options import (
     claim_file,
     file_name,
     pick_engine,
-    pick_workers,
     refuse_if_it_holds,
     results_folder,
 )
@@ -91,8 +90,7 @@ class Compare:
         family = family_of(self.task, data_dir=self.data_dir, text_file=self.text_file)
         family.draw(numbers[0], held_out=True)  # find out now, not in a worker, what cannot be drawn
         device = device_of_jobs(self.device, self.cluster, self.actors)
-        workers = pick_workers(self.workers, device.type)
-        engine, remarks = pick_engine(self.engine, family, device, numbers, workers, here=self.cluster is None)
+        engine, remarks = pick_engine(self.engine, family, device, numbers, self.workers, here=self.cluster is None)
         if self.json not in (None, "-"):
             claim_file(Path(str(self.json)), "--json")
         console = wide_console(stderr=self.json == "-")

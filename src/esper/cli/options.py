@@ -164,7 +164,13 @@ def pick_workers(wanted: int | None, device: str) -> int:
 
 
 def pick_engine(
-    wanted: EngineOption, family: Family, device: torch.device, draws: Sequence[int], workers: int, *, here: bool = True
+    wanted: EngineOption,
+    family: Family,
+    device: torch.device,
+    draws: Sequence[int],
+    workers: int | None,
+    *,
+    here: bool,
 ) -> tuple[EngineName, list[str]]:
     """What trains the networks of these draws, and lines that say so. What cannot be had is refused. Where they are not
     trained `here`, nothing is said about memory."""
@@ -175,7 +181,7 @@ def pick_engine(
     if engine.name != "stacked" or not here:
         return engine.name, [str(engine)]
     batch = batch_size(engine.name, len(draws), device)
-    together = min(batch, len(draws)) * (workers if device.type == "cpu" else 1)
+    together = min(batch, len(draws)) * (pick_workers(workers, "cpu") if device.type == "cpu" else 1)
     return engine.name, [str(engine), check_memory(family, together, device, first=draws[0])]
 
 

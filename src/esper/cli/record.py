@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
-from esper.cli.options import by_default, claim, pick_engine, pick_workers
+from esper.cli.options import by_default, claim, pick_engine
 from esper.cli.terminal import ProgressDisplay, print_dim, wide_console
 from esper.config import EngineOption
 from esper.training.interrupt import interruptible
@@ -70,13 +70,11 @@ class Record:
         made = {name: PackedController.of(make_controller(path)) for name, path in named.items()}
         claim(self.out)
         first = next_draw(self.out, growth_schema(), self.seed * TRAINING_DRAWS_PER_SEED)
-        get_family(self.task).draw(first)  # find out now, not in a worker, what cannot be drawn
+        family = get_family(self.task)
+        family.draw(first)  # find out now, not in a worker, what cannot be drawn
         draws = range(first, first + self.episodes)
         device = device_of_jobs(self.device, self.cluster, self.actors)
-        workers = pick_workers(self.workers, device.type)
-        engine, remarks = pick_engine(
-            self.engine, get_family(self.task), device, draws, workers, here=self.cluster is None
-        )
+        engine, remarks = pick_engine(self.engine, family, device, draws, self.workers, here=self.cluster is None)
         batch = batch_size(engine, self.episodes, device)
         jobs = jobs_for(self.task, made, draws, held_out=False, noise=self.noise, batch=batch, engine=engine)
         console = wide_console(stderr=False)

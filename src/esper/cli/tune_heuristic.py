@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
-from esper.cli.options import by_default, claim_file, pick_engine, pick_workers
+from esper.cli.options import by_default, claim_file, pick_engine
 from esper.cli.terminal import ProgressDisplay, print_dim, styled, wide_console, with_interval
 from esper.config import EngineOption
 from esper.files import write_whole
@@ -60,15 +60,13 @@ class TuneHeuristic:
         from esper.tasks.family import get_family
 
         numbers = comparison_draws(self.episodes, self.seed)
-        get_family(self.task).draw(numbers[0])
+        family = get_family(self.task)
+        family.draw(numbers[0])
         if self.out.suffix != ".toml":
             raise ValueError(f"the settings go to a .toml file, not to {self.out}")
         claim_file(self.out, "--out", new=True)
         device = device_of_jobs(self.device, self.cluster, self.actors)
-        workers = pick_workers(self.workers, device.type)
-        engine, remarks = pick_engine(
-            self.engine, get_family(self.task), device, numbers, workers, here=self.cluster is None
-        )
+        engine, remarks = pick_engine(self.engine, family, device, numbers, self.workers, here=self.cluster is None)
         console = wide_console(stderr=self.json)
         with chosen_executor(self.cluster, self.actors, self.workers, device.type, console) as executor:
             tuned = self._search(console, executor, device, engine)

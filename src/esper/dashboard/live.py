@@ -72,8 +72,8 @@ class Hub:
 class EventStream:
     """Server-sent events as an ASGI application: ends when the viewer leaves, stalls, or falls behind."""
 
-    def __init__(self, hub: Hub, stalled: float = STALLED, heartbeat: float = HEARTBEAT) -> None:
-        self.hub, self.stalled, self.heartbeat = hub, stalled, heartbeat
+    def __init__(self, hub: Hub, stalled: float = STALLED) -> None:
+        self.hub, self.stalled = hub, stalled
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         queue = self.hub.join()
@@ -95,7 +95,7 @@ class EventStream:
     async def _next(self, queue: asyncio.Queue[str | None], gone: asyncio.Task[None]) -> str | None:
         """News, or a heartbeat; None at the end."""
         getting = asyncio.create_task(queue.get())
-        done, _ = await asyncio.wait({getting, gone}, timeout=self.heartbeat, return_when=asyncio.FIRST_COMPLETED)
+        done, _ = await asyncio.wait({getting, gone}, timeout=HEARTBEAT, return_when=asyncio.FIRST_COMPLETED)
         if getting in done:
             news = getting.result()
             return None if news is None else f"data: {news}\n\n"

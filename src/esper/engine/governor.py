@@ -59,56 +59,41 @@ class Verdict:
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class GovernorSettings:
-    """When an epoch counts as broken.
-
-    No false alarm in 13,109 epochs of ordinary runs (568 episodes of mixed, natural, mnist1d and digits under the
-    random and the heuristic controller, 1,343 prunings among them).
-    """
-
-    window: int = 10
-    """Healthy epochs that make up the recent level."""
-    training_rise: float = 0.25
-    """In a broken epoch the training loss is above its recent median by this share of it."""
-    divergence_factor: float = 3.0
-    """A diverged loss is over this many times the recent median, …"""
-    divergence_spread: float = 6.0
-    """… and over the median by this many robust standard deviations (1.48 times the median deviation), …"""
-    divergence_start: float = 1.5
-    """… and over this many times the loss at the start: worse than knowing nothing, …"""
-    divergence_kept: float = 0.5
-    """… while less than this share of the points above chance is left: a few extreme examples can carry a loss away.
-    (Half of `learnt_points` at least, for a network that knows little yet.)"""
-    divergence_certain: float = 10.0
-    """This many times as far above the level, a loss needs no other evidence, and no level of the network's own."""
-    learnt_points: float = 20.0
-    """A network has learnt when its recent median score is this many points above chance …"""
-    learnt_loss: float = 0.25
-    """… and its recent median loss lies below that of chance by this share."""
-    lost_share: float = 0.9
-    """It is back at chance when it has lost this share of both gains."""
-
-    def __post_init__(self) -> None:
-        if self.window < 1:
-            raise ValueError(f"window must be at least 1, not {self.window}")
-        if self.divergence_factor <= 1.0 or not 0.0 < self.lost_share <= 1.0:
-            raise ValueError("divergence_factor must be over 1, and lost_share in (0, 1]")
+# When an epoch counts as broken. No false alarm in 13,109 epochs of ordinary runs (568 episodes of mixed, natural,
+# mnist1d and digits under the random and the heuristic controller, 1,343 prunings among them).
+WINDOW = 10
+"""Healthy epochs that make up the recent level."""
+TRAINING_RISE = 0.25
+"""In a broken epoch the training loss is above its recent median by this share of it."""
+DIVERGENCE_FACTOR = 3.0
+"""A diverged loss is over this many times the recent median, …"""
+DIVERGENCE_SPREAD = 6.0
+"""… and over the median by this many robust standard deviations (1.48 times the median deviation), …"""
+DIVERGENCE_START = 1.5
+"""… and over this many times the loss at the start: worse than knowing nothing, …"""
+DIVERGENCE_KEPT = 0.5
+"""… while less than this share of the points above chance is left: a few extreme examples can carry a loss away. (Half
+of `LEARNT_POINTS` at least, for a network that knows little yet.)"""
+DIVERGENCE_CERTAIN = 10.0
+"""This many times as far above the level, a loss needs no other evidence, and no level of the network's own."""
+LEARNT_POINTS = 20.0
+"""A network has learnt when its recent median score is this many points above chance …"""
+LEARNT_LOSS = 0.25
+"""… and its recent median loss lies below that of chance by this share."""
+LOST_SHARE = 0.9
+"""It is back at chance when it has lost this share of both gains."""
 
 
 class Governor:
     """Watches one learner and can take it back."""
 
-    def __init__(
-        self, learner: Learner, settings: GovernorSettings | None = None, *, chance: Evaluation | None = None
-    ) -> None:
+    def __init__(self, learner: Learner, *, chance: Evaluation | None = None) -> None:
         """`chance` is what an untrained network scores; without it the first evaluation stands for it."""
-        self.settings = settings or GovernorSettings()
         self.chance = chance if chance is not None and math.isfinite(chance.loss) else None
         self._learner = learner
-        self._recent: deque[Evaluation] = deque(maxlen=self.settings.window)
+        self._recent: deque[Evaluation] = deque(maxlen=WINDOW)
         """Healthy evaluations, since the network was last reduced or restored."""
-        self._training: deque[float] = deque(maxlen=self.settings.window)
+        self._training: deque[float] = deque(maxlen=WINDOW)
         """Healthy training losses, since the network was last reduced."""
         self._alphas: dict[int, float] = {}
         """By number of the seed: how much of each one was part of the network that was judged last."""
@@ -126,33 +111,33 @@ class Governor:
             return _non_finite(measured.loss, "a weight or a running statistic is no longer finite")
         self._notice_reduction()
         level = median(self._training) if self._training else math.inf
-        rose = trained.loss > level + self.settings.training_rise * abs(level)
+        rose = trained.loss > level + TRAINING_RISE * abs(level)
         return (self._back_at_chance(measured) if rose else None) or self._diverged(measured, rose)
 
     def _diverged(self, measured: Evaluation, training_rose: bool) -> Verdict | None:
-        s, level, start = self.settings, self._level(), self.chance
+        level, start = self._level(), self.chance
         if level is None or start is None or measured.loss <= level.loss:  # no limit lies below the level
             return None
         spread = 1.4826 * median(abs(one.loss - level.loss) for one in self._recent) if self._recent else 0.0
         # Distances instead of products, for losses that may be negative.
-        margin = max((s.divergence_factor - 1.0) * abs(level.loss), s.divergence_spread * spread)
-        limit = max(level.loss + margin, start.loss + (s.divergence_start - 1.0) * abs(start.loss))
+        margin = max((DIVERGENCE_FACTOR - 1.0) * abs(level.loss), DIVERGENCE_SPREAD * spread)
+        limit = max(level.loss + margin, start.loss + (DIVERGENCE_START - 1.0) * abs(start.loss))
         points, kept = level.accuracy - start.accuracy, measured.accuracy - start.accuracy
-        if not training_rose or kept >= s.divergence_kept * max(points, s.learnt_points):
-            limit = level.loss + s.divergence_certain * (limit - level.loss)
+        if not training_rose or kept >= DIVERGENCE_KEPT * max(points, LEARNT_POINTS):
+            limit = level.loss + DIVERGENCE_CERTAIN * (limit - level.loss)
         if measured.loss <= limit:
             return None
         message = f"the validation loss jumped from about {level.loss:.3g} to {measured.loss:.3g} (limit {limit:.3g})"
         return Verdict(Fault.DIVERGENCE, measured.loss, limit, message)
 
     def _back_at_chance(self, measured: Evaluation) -> Verdict | None:
-        s, level, chance = self.settings, self._level(), self.chance
+        level, chance = self._level(), self.chance
         if level is None or chance is None:
             return None
         points, saved = level.accuracy - chance.accuracy, chance.loss - level.loss
-        limit = level.loss + s.lost_share * saved
-        learnt = points >= s.learnt_points and saved >= s.learnt_loss * abs(chance.loss)
-        lost = level.accuracy - measured.accuracy >= s.lost_share * points and measured.loss >= limit
+        limit = level.loss + LOST_SHARE * saved
+        learnt = points >= LEARNT_POINTS and saved >= LEARNT_LOSS * abs(chance.loss)
+        lost = level.accuracy - measured.accuracy >= LOST_SHARE * points and measured.loss >= limit
         if not (learnt and lost):
             return None
         message = (

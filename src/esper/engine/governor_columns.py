@@ -13,7 +13,20 @@ import math
 import torch
 from torch import Tensor
 
-from esper.engine.governor import FAULTS, Fault, GovernorSettings
+from esper.engine.governor import (
+    DIVERGENCE_CERTAIN,
+    DIVERGENCE_FACTOR,
+    DIVERGENCE_KEPT,
+    DIVERGENCE_SPREAD,
+    DIVERGENCE_START,
+    FAULTS,
+    LEARNT_LOSS,
+    LEARNT_POINTS,
+    LOST_SHARE,
+    TRAINING_RISE,
+    WINDOW,
+    Fault,
+)
 
 _NON_FINITE, _RETURN_TO_CHANCE, _DIVERGENCE = (
     FAULTS.index(fault) for fault in (Fault.NON_FINITE, Fault.RETURN_TO_CHANCE, Fault.DIVERGENCE)
@@ -23,14 +36,13 @@ _NON_FINITE, _RETURN_TO_CHANCE, _DIVERGENCE = (
 class GovernorColumns:
     """Watches N networks. Columns are [N] unless noted; numbers are float64."""
 
-    def __init__(self, chance_accuracy: Tensor, chance_loss: Tensor, settings: GovernorSettings | None = None) -> None:
+    def __init__(self, chance_accuracy: Tensor, chance_loss: Tensor) -> None:
         """What untrained networks score; where that loss is not finite, the first healthy epoch stands for it."""
-        self.settings = settings or GovernorSettings()
         known = chance_loss.isfinite()
         self._chance_accuracy = torch.where(known, chance_accuracy, math.nan)
         self._chance_loss = torch.where(known, chance_loss, math.nan)
         networks, device = chance_loss.shape[0], chance_loss.device
-        empty = torch.full((networks, self.settings.window), math.inf, dtype=torch.float64, device=device)
+        empty = torch.full((networks, WINDOW), math.inf, dtype=torch.float64, device=device)
         self._loss, self._accuracy, self._training = empty, empty, empty
         """[N, window] healthy epochs since the network was last reduced; infinity is an empty place."""
         self._count = torch.zeros(networks, dtype=torch.int64, device=device)
@@ -53,7 +65,7 @@ class GovernorColumns:
         self._notice_reduction(alpha, seed, ~broken)
         filled = self._count > 0
         training = torch.where(filled, self._median(self._training), math.inf)
-        rose = train_loss > training + self.settings.training_rise * training.abs()
+        rose = train_loss > training + TRAINING_RISE * training.abs()
         level_loss = torch.where(filled, self._median(self._loss), self._chance_loss)
         level_accuracy = torch.where(filled, self._median(self._accuracy), self._chance_accuracy)
         back, back_limit = self._back_at_chance(loss, accuracy, level_loss, level_accuracy)
@@ -69,25 +81,24 @@ class GovernorColumns:
         self, loss: Tensor, accuracy: Tensor, level_loss: Tensor, level_accuracy: Tensor, rose: Tensor
     ) -> tuple[Tensor, Tensor]:
         """Whether the loss is far above its level, and the limit; a level that is NaN, of nothing known, never is."""
-        s, start = self.settings, self._chance_loss
+        start = self._chance_loss
         deviation = self._median((self._loss - level_loss[:, None]).abs())  # empty places stay infinite
         spread = torch.where(self._count > 0, 1.4826 * deviation, 0.0)
         # Distances instead of products, for losses that may be negative.
-        margin = torch.maximum((s.divergence_factor - 1.0) * level_loss.abs(), s.divergence_spread * spread)
-        limit = torch.maximum(level_loss + margin, start + (s.divergence_start - 1.0) * start.abs())
+        margin = torch.maximum((DIVERGENCE_FACTOR - 1.0) * level_loss.abs(), DIVERGENCE_SPREAD * spread)
+        limit = torch.maximum(level_loss + margin, start + (DIVERGENCE_START - 1.0) * start.abs())
         points, kept = level_accuracy - self._chance_accuracy, accuracy - self._chance_accuracy
-        unclear = ~rose | (kept >= s.divergence_kept * points.clamp(min=s.learnt_points))
-        limit = torch.where(unclear, level_loss + s.divergence_certain * (limit - level_loss), limit)
+        unclear = ~rose | (kept >= DIVERGENCE_KEPT * points.clamp(min=LEARNT_POINTS))
+        limit = torch.where(unclear, level_loss + DIVERGENCE_CERTAIN * (limit - level_loss), limit)
         return (loss > level_loss) & (loss > limit), limit  # no limit lies below the level
 
     def _back_at_chance(
         self, loss: Tensor, accuracy: Tensor, level_loss: Tensor, level_accuracy: Tensor
     ) -> tuple[Tensor, Tensor]:
-        s = self.settings
         points, saved = level_accuracy - self._chance_accuracy, self._chance_loss - level_loss
-        limit = level_loss + s.lost_share * saved
-        learnt = (points >= s.learnt_points) & (saved >= s.learnt_loss * self._chance_loss.abs())
-        lost = (level_accuracy - accuracy >= s.lost_share * points) & (loss >= limit)
+        limit = level_loss + LOST_SHARE * saved
+        learnt = (points >= LEARNT_POINTS) & (saved >= LEARNT_LOSS * self._chance_loss.abs())
+        lost = (level_accuracy - accuracy >= LOST_SHARE * points) & (loss >= limit)
         return learnt & lost, limit
 
     def _notice_reduction(self, alpha: Tensor, seed: Tensor, where: Tensor) -> None:
@@ -117,8 +128,8 @@ class GovernorColumns:
         first = healthy & self._chance_loss.isnan()
         self._chance_accuracy = torch.where(first, accuracy, self._chance_accuracy)
         self._chance_loss = torch.where(first, loss, self._chance_loss)
-        places = torch.arange(self.settings.window, device=loss.device)
-        here = healthy[:, None] & (places == (self._count % self.settings.window)[:, None])  # [N, window]
+        places = torch.arange(WINDOW, device=loss.device)
+        here = healthy[:, None] & (places == (self._count % WINDOW)[:, None])  # [N, window]
         self._loss = torch.where(here, loss[:, None], self._loss)
         self._accuracy = torch.where(here, accuracy[:, None], self._accuracy)
         self._training = torch.where(here, train_loss[:, None], self._training)

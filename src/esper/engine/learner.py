@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.actions import Action, Effect, Op
 from esper.engine.bf16_weights import Bf16Weights
@@ -69,7 +69,8 @@ class Learner:
         """What is permanent in the network (`pack`), as an engine has laid it together; empty if it has not."""
         self._half: Bf16Weights | None = None
         """Set while passes are made in bfloat16."""
-        self._rng_state = torch.Generator().manual_seed(seed).get_state()
+        self.rng_state = torch.Generator().manual_seed(seed).get_state()
+        """Where this learner's own sequence of random numbers is."""
 
     # -- one epoch, in this order -------------------------------------------------------------------------------
 
@@ -104,7 +105,7 @@ class Learner:
             for remaining in reversed(range(self.feed.updates_per_epoch)):
                 updates.add(self.gradients(self.feed.next_batch(), updates.incubating))
                 if remaining == 0:
-                    updates.note_gradients()
+                    updates.norms = self.gradient_norms()
                 self.optimizer.step()
                 updates.made += 1
                 self.updated()
@@ -151,17 +152,16 @@ class Learner:
         batch: Batch,
         incubating: Sequence[Slot],
         *,
-        network: nn.Module | None = None,
         scale: Callable[[Tensor], Tensor] | None = None,
         casting: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Tensor:
-        """The same, added to what is there. `network` makes the host's pass in the model's place (a parallel wrapper);
-        `scale` is applied to losses before their gradients are taken; `casting` is the context of the passes."""
+        """The same, added to what is there. `scale` is applied to losses before their gradients are taken; `casting` is
+        the context of the passes."""
         inputs, targets = batch
         args, kwargs = arguments(inputs)
         scaled = scale or (lambda loss: loss)
         with casting():
-            loss = self.loss((network or self.model)(*args, **kwargs), targets)
+            loss = self.loss(self.model(*args, **kwargs), targets)
         if loss.requires_grad:  # not when the whole host is frozen and no seed has joined it yet
             scaled(loss).backward()  # type: ignore[no-untyped-call]
         losses = [loss.detach()]
@@ -274,22 +274,13 @@ class Learner:
             for parameter in others:
                 parameter.requires_grad_(True)
 
-    @property
-    def rng_state(self) -> Tensor:
-        """Where this learner's own sequence of random numbers is."""
-        return self._rng_state
-
-    @rng_state.setter
-    def rng_state(self, state: Tensor) -> None:
-        self._rng_state = state
-
     @contextmanager
     def own_rng(self) -> Iterator[None]:
         """Dropout and the like draw from this learner's own sequence; on a GPU all learners share the device's."""
         with preserved_rng(torch.device("cpu")):
-            torch.set_rng_state(self._rng_state)
+            torch.set_rng_state(self.rng_state)
             yield
-            self._rng_state = torch.get_rng_state()
+            self.rng_state = torch.get_rng_state()
 
 
 class Updates:
@@ -317,9 +308,6 @@ class Updates:
     def add(self, losses: Tensor) -> None:
         self.total = losses if self.total is None else self.total + losses
         self.losses += 1
-
-    def note_gradients(self) -> None:
-        self.norms = self.learner.gradient_norms()
 
     def report(self) -> Pending[TrainReport]:
         assert self.total is not None

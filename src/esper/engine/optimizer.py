@@ -1,8 +1,8 @@
 """Optimizer surgery: parameters come and go during training, and nothing else notices.
 
-A seed's parameters join as a group of their own, with their own learning rate and warm-up; a pruned seed's group leaves
-with its state; every other parameter keeps its state object, untouched. Learning-rate schedulers hold per-group lists
-beside the optimizer, and those are kept in step.
+A seed's parameters join as a group of their own, with a warm-up; a pruned seed's group leaves with its state; every
+other parameter keeps its state object, untouched. Learning-rate schedulers hold per-group lists beside the optimizer,
+and those are kept in step.
 
 An engine that replays updates needs the learning rates of many updates at once (`plan`) and an update whose rates are
 read from tensors (`step_with`).
@@ -25,10 +25,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
 
 # The lists with one entry per group that torch's schedulers keep. Everything else they need is in the group itself.
-_LISTS_OF_RATES = ("base_lrs", "_last_lr", "max_lrs", "min_lrs")
-_PER_GROUP_LISTS = (*_LISTS_OF_RATES, "lr_lambdas", "base_momentums", "max_momentums")
-
-
+_PER_GROUP_LISTS = ("base_lrs", "_last_lr", "max_lrs", "min_lrs", "lr_lambdas", "base_momentums", "max_momentums")
 _RATES_IN_GROUP = ("lr", "initial_lr", "max_lr", "min_lr")
 """The learning rates in a group: its own, and those between which OneCycleLR moves it."""
 
@@ -44,7 +41,6 @@ class GrowingOptimizer:
         optimizer: Optimizer,
         schedulers: Sequence[LRScheduler] = (),
         *,
-        seed_rate: float = 1.0,
         warmup_updates: int = 25,
         decay: Callable[[int], float] | None = None,
         followed: Sequence[LRScheduler] = (),
@@ -55,8 +51,6 @@ class GrowingOptimizer:
                 raise ValueError("ReduceLROnPlateau waits for a metric at each step; use a scheduler of the step count")
         self.optimizer = optimizer
         self.schedulers = list(schedulers)
-        self.seed_rate = seed_rate
-        """Learning rate of a seed, as a multiple of the host's."""
         self.warmup_updates = warmup_updates
         """Updates over which a new seed's learning rate rises to its full value."""
         self.decay = decay
@@ -111,13 +105,14 @@ class GrowingOptimizer:
         host = self.optimizer.param_groups[index]
         # A group starts as a copy of the host's, because schedulers keep settings of their own in there.
         group = {key: value for key, value in host.items() if key != "params"}
-        group |= {key: host[key] * self.seed_rate for key in _RATES_IN_GROUP if key in host}
+        # Rates that are tensors are written into by whoever changes them: the seed has its own.
+        group |= {key: rate.clone() for key in _RATES_IN_GROUP if isinstance(rate := host.get(key), Tensor)}
         group |= {"params": list(parameters), "slot": slot, "updates": 0}
         if "param_names" in host:  # the optimizer was given named parameters, and requires names for all
             group["params"] = [(f"seeds.{slot}.{i}", parameter) for i, parameter in enumerate(group["params"])]
         self.optimizer.add_param_group(group)
-        for name, values in _per_group_lists(self._lists_of):
-            values.append(values[index] * self.seed_rate if name in _LISTS_OF_RATES else values[index])
+        for values in _per_group_lists(self._lists_of):
+            values.append(values[index])
         known = [f"{key} {host[key]:g}" for key in ("lr", "weight_decay") if isinstance(host.get(key), float | int)]
         return f"as optimizer group {index} ({', '.join(known)})"
 
@@ -139,7 +134,7 @@ class GrowingOptimizer:
         index = next(i for i, group in enumerate(groups) if group.get("slot") == slot)
         for parameter in groups[index]["params"]:
             self.optimizer.state.pop(parameter, None)
-        for _, values in _per_group_lists(self._lists_of):
+        for values in _per_group_lists(self._lists_of):
             del values[index]
         del groups[index]
 
@@ -239,7 +234,7 @@ def _flatten(schedulers: Iterable[LRScheduler]) -> Iterator[LRScheduler]:
         yield from _flatten(vars(scheduler).get("_schedulers", ()))
 
 
-def _per_group_lists(schedulers: Iterable[LRScheduler]) -> list[tuple[str, list[Any]]]:
+def _per_group_lists(schedulers: Iterable[LRScheduler]) -> list[list[Any]]:
     """Each list once: a sequential scheduler holds the very `_last_lr` of the scheduler that it runs."""
-    held = [(name, vars(s)[name]) for s in _flatten(schedulers) for name in _PER_GROUP_LISTS if name in vars(s)]
-    return list({id(values): (name, values) for name, values in held if isinstance(values, list)}.values())
+    held = [vars(scheduler).get(name) for scheduler in _flatten(schedulers) for name in _PER_GROUP_LISTS]
+    return list({id(values): values for values in held if isinstance(values, list)}.values())

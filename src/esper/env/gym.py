@@ -24,10 +24,10 @@ from numpy.typing import NDArray
 
 from esper.actions import BLENDS, WAIT, Action, Op
 from esper.env.growth_env import GrowthEnv
-from esper.env.learner_env import EnvStep, StepInfo
 from esper.env.observation import NOT_MEASURED, OVERALL_FIELDS, SLOT_FIELDS
 from esper.env.reward.config import DISCOUNT, RewardConfig, RewardMode
 from esper.env.spaces import ActionMasks, Observation
+from esper.env.steps import EnvStep, StepInfo
 from esper.growth.blueprints import blueprint_names
 from esper.tasks.family import get_family
 

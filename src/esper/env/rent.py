@@ -37,8 +37,8 @@ def extra_rent(rate: _Number, parameters: _Number, host_parameters: _Number) -> 
     return (rate - RENT_RATE) * parameters / host_parameters
 
 
-def check_rent(rent: object, name: str = "rent") -> float:
-    """Refuse what is no price, under the name that the user gave it."""
+def check_rent(rent: object) -> float:
+    """Refuse what is no price."""
     if isinstance(rent, bool) or not isinstance(rent, Real) or not 0.0 <= float(rent) < math.inf:
-        raise ValueError(f"{name} must be a finite number of at least 0, not {rent!r}")
+        raise ValueError(f"rent must be a finite number of at least 0, not {rent!r}")
     return float(rent)

@@ -14,14 +14,13 @@ from torch import Tensor
 from esper.actions import HEAD_NAMES, Action, Op
 from esper.engine.precision import Precision
 from esper.engine.stacked.engine import StackedEngine
-from esper.env.learner_env import EnvStep
 from esper.env.observation import encode, legal_actions, to_tensor
 from esper.env.rent import RENT_RATE
 from esper.env.rents import Rent, rents_of
 from esper.env.reward.config import RewardConfig
 from esper.env.reward.reward import Reward
 from esper.env.spaces import ActionMasks, Observation
-from esper.env.step_facts import StepFacts
+from esper.env.steps import EnvStep, StepFacts
 from esper.env.world import World
 from esper.lifecycle import Rules
 from esper.tasks.family import Family

@@ -153,23 +153,12 @@ class GrowingModel(nn.Module):
         For passes that were not recorded; for others `shadow` is quicker.
         """
         others = [other.seed for other in self.joined if other.seed is not None]
-        with preserved_rng(self.device), preserved_buffers(*others), self.as_if({slot: SlotMode.SHADOW}):
-            yield
-
-    @contextmanager
-    def as_if(self, changes: dict[Slot, SlotMode]) -> Iterator[None]:
-        """Within, whole passes of the host are made with some slots in another mode."""
-        with ExitStack() as stack:
-            for slot, mode in changes.items():
-                if mode is SlotMode.SHADOW:
-                    stack.enter_context(slot.private_buffers())
+        with preserved_rng(self.device), preserved_buffers(*others), slot.private_buffers():
+            slot.mode = SlotMode.SHADOW
             try:
-                for slot, mode in changes.items():
-                    slot.mode = mode
                 yield
             finally:
-                for slot in changes:
-                    slot.mode = SlotMode.LIVE
+                slot.mode = SlotMode.LIVE
 
     @contextmanager
     def _switched(self, changes: dict[Slot, SlotMode]) -> Iterator[None]:

@@ -26,13 +26,11 @@ except ImportError as error:
 from esper.errors import RefusedError
 from esper.growth.plain import plain_model
 from esper.growth.seeds import save_seeds
+from esper.training.own.checkpoint import STATE_FILE
 from esper.training.own.grown import Grown
 from esper.training.own.growth import Growth as OwnGrowth
 
 __all__ = ["Growth"]
-
-STATE = "growth.pt"
-"""In the folder of `accelerator.save_state`, beside Accelerate's files."""
 
 
 class Growth(OwnGrowth):
@@ -79,18 +77,18 @@ class Growth(OwnGrowth):
 
     def _save(self, models: Any, weights: Any, folder: str) -> None:
         if self._finished:
-            (Path(folder) / STATE).unlink(missing_ok=True)  # of an epoch before, in a folder that is used again
+            (Path(folder) / STATE_FILE).unlink(missing_ok=True)  # of an epoch before, in a folder that is used again
             save_seeds(self.model, folder)
             return
-        self.save_state(Path(folder) / STATE)
+        self.save_state(Path(folder) / STATE_FILE)
         save_seeds(plain_model(self.learner.model, share=True), folder)
 
     def _load(self, models: Any, folder: str) -> None:
         """Seeds and their groups first: Accelerate then loads its optimizer into them."""
         if self._finished:
             return
-        if not self.load_state(Path(folder) / STATE):
-            raise RefusedError(f"there is no {Path(folder) / STATE}: this is no checkpoint of a model that grew")
+        if not self.load_state(Path(folder) / STATE_FILE):
+            raise RefusedError(f"there is no {Path(folder) / STATE_FILE}: this is no checkpoint of a model that grew")
 
 
 def _check(accelerator: Accelerator) -> None:

@@ -25,15 +25,12 @@ from esper.errors import RefusedError
 from esper.growth.attach import SlotChoice
 from esper.growth.plain import plain_model
 from esper.growth.seeds import save_seeds
-from esper.training.own.checkpoint import read_state, write_state
+from esper.training.own.checkpoint import STATE_FILE, read_state, write_state
 from esper.training.own.data import Data
 from esper.training.own.grown import Grown
 from esper.training.own.growth import Growth
 
 __all__ = ["GrowthCallback"]
-
-STATE = "growth.pt"
-"""In each checkpoint folder, beside the Trainer's files."""
 
 
 class GrowthCallback(TrainerCallback):  # type: ignore[misc]
@@ -150,7 +147,7 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]
             return
         folder = Path(args.output_dir) / f"checkpoint-{state.global_step}"
         save_seeds(plain_model(self.growth.learner.model, share=True), folder)
-        self.growth.save_state(folder / STATE)
+        self.growth.save_state(folder / STATE_FILE)
         # The Trainer loads these before there are seeds again.
         slots = [group.get("slot") for group in self.growth.learner.optimizer.optimizer.param_groups]
         for name in ("optimizer.pt", "scheduler.pt"):
@@ -158,7 +155,7 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]
                 write_state(folder / name, _without_seeds(read_state(folder / name), slots))
 
     def _resume(self, folder: Path) -> None:
-        path = Path(self._resume_from or folder) / STATE
+        path = Path(self._resume_from or folder) / STATE_FILE
         if not self._growth.load_state(path):
             raise RefusedError(
                 f"the Trainer goes on from a checkpoint, and there is no {path}, which GrowthCallback writes into each "

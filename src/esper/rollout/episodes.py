@@ -15,9 +15,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from esper.env.learner_env import StepInfo
 from esper.env.spaces import ActionMasks, Observation
-from esper.env.step_facts import StepFacts
+from esper.env.steps import StepFacts, StepInfo
 from esper.rollout.facts import Facts
 
 _Record = TypeVar("_Record")

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from esper.env.step_facts import StepFacts
+from esper.env.steps import StepFacts
 from esper.env.world import World
 from esper.lifecycle import LIVE, Stage
 

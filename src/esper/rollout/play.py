@@ -15,10 +15,10 @@ import torch
 from torch import Tensor
 
 from esper.actions import Action
-from esper.env.learner_env import EnvStep
 from esper.env.observation import to_tensor
 from esper.env.situation import Situation
 from esper.env.spaces import ActionMasks, Observation
+from esper.env.steps import EnvStep
 from esper.env.world import World
 from esper.policy.controller import ColumnController, Controller, RandomLegal
 from esper.rollout.episodes import Episodes, stack_steps
@@ -136,7 +136,6 @@ def play(
     held_out: bool = False,
     longest: int | None = None,
     stop: Callable[[], bool] = never,
-    on_step: Callable[[EnvStep], None] = lambda step: None,
 ) -> Episodes:
     """One episode of every draw, from its first step to its last; `longest` is the number of steps it may have."""
     observation, masks = env.reset(draws, held_out=held_out)
@@ -154,7 +153,6 @@ def play(
         seen.append((observation, masks))
         decided.append(decisions)
         given.append(step)
-        on_step(step)
         observation, masks = step.observation, step.masks
     infos = zip(*(step.infos for step in given), strict=True)  # [N][T], or nothing
     facts = [step.facts for step in given if step.facts is not None]

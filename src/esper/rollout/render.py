@@ -19,10 +19,10 @@ from esper.engine.eager import EpochRecord
 from esper.engine.governor import FAULTS, Fault, Verdict
 from esper.engine.learner import TrainReport
 from esper.engine.measure import Evaluation
-from esper.env.learner_env import RewardStep, StepInfo
 from esper.env.observation import decode_one
 from esper.env.reward.config import TERMS
 from esper.env.reward.suspicion import SUSPICION_KINDS, Suspicion
+from esper.env.steps import RewardStep, StepInfo
 from esper.lifecycle import ENTERED_BY_ITSELF, GATES, LIVE, Contrast, Stage, Transition
 from esper.rollout.episodes import Episodes, map_tensors, named_tensors
 from esper.rollout.facts import Facts

@@ -92,20 +92,15 @@ def integers(keys: Tensor, purpose: int, count: int, below: Tensor | int, first:
     return (_top(bits(keys, purpose, count, first), 24) * limit) >> 24
 
 
-def choices(keys: Tensor, purpose: int, count: int, weights: Sequence[float], first: Tensor | int = 0) -> Tensor:
-    """[N, count] int64: an index into the weights, as often as its weight says."""
-    return chosen(uniforms(keys, purpose, count, first), weights)
-
-
 def chosen(u: Tensor, weights: Sequence[float]) -> Tensor:
-    """The index that each uniform number falls on."""
+    """The index into the weights that each uniform number falls on: as often as its weight says."""
     edges = torch.tensor(weights, dtype=torch.float64, device=u.device).cumsum(0)
     return torch.searchsorted(edges[:-1] / edges[-1], u.double().contiguous(), right=True)
 
 
-def normals(keys: Tensor, purpose: int, count: int, first: Tensor | int = 0) -> Tensor:
+def normals(keys: Tensor, purpose: int, count: int) -> Tensor:
     """[N, count] float32: standard normal numbers (Box and Muller), one per index, made in float64."""
-    drawn = bits(keys, purpose, count, first)
+    drawn = bits(keys, purpose, count)
     radius = (-2.0 * ((_top(drawn, 32).double() + 1.0) * 2.0**-32).log()).sqrt()
     return (radius * ((drawn & (2**32 - 1)).double() * (torch.pi * 2.0**-31)).cos()).float()
 

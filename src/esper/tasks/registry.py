@@ -102,7 +102,7 @@ def task_names() -> tuple[str, ...]:
 
 
 def task_options(name: str) -> tuple[str, ...]:
-    """The options that this task understands besides the seed and the device."""
+    """The options that this task understands besides the seed."""
     parameters = inspect.signature(_find(name)).parameters.values()
     return tuple(parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY)
 
@@ -113,10 +113,9 @@ def load_task(
     seed: int = 0,
     data_dir: str | Path | None = None,
     text_file: str | Path | None = None,
-    device: torch.device | str = "cpu",
     **options: object,
 ) -> Task:
-    """The task with its data on `device`. `seed` fixes what is generated and which example lies in which split.
+    """The task, on the CPU. `seed` fixes what is generated and which example lies in which split.
 
     `data_dir`, `text_file` and every further option must be one that the task understands (`task_options`).
     """
@@ -124,7 +123,7 @@ def load_task(
     given = {"data_dir": data_dir, "text_file": text_file}
     options |= {key: value for key, value in given.items() if value is not None}
     check_task_options(name, options)
-    return function(seed, **options).to(device)
+    return function(seed, **options)
 
 
 def check_task_options(name: str, options: Iterable[str]) -> None:

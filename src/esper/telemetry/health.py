@@ -41,10 +41,7 @@ IMPROVEMENT_ERRORS = 2.0
 class GradientDrift:
     """How far a gradient norm is above its moving average, relative to that average; negative below it."""
 
-    def __init__(self, momentum: float = DRIFT_MOMENTUM) -> None:
-        if not 0.0 < momentum < 1.0:
-            raise ValueError(f"momentum must lie between 0 and 1, not {momentum}")
-        self.momentum = momentum
+    def __init__(self) -> None:
         self.average: float | None = None
 
     def update(self, norm: float) -> float:
@@ -54,7 +51,7 @@ class GradientDrift:
         if self.average is None:
             self.average = norm
         drift = (norm - self.average) / (self.average + 1e-8)
-        self.average = self.momentum * self.average + (1.0 - self.momentum) * norm
+        self.average = DRIFT_MOMENTUM * self.average + (1.0 - DRIFT_MOMENTUM) * norm
         return drift
 
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from esper.actions import BLENDS, HEADS_USED, Action, Op
-from esper.env.learner_env import StepInfo
+from esper.env.steps import StepInfo
 from esper.growth.blueprints import blueprint_names
 from esper.lifecycle import Contrast
 from esper.policy.distribution import FactoredPolicy

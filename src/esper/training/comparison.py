@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -17,6 +16,7 @@ import torch
 
 from esper.config import EngineName
 from esper.env.rent import RENT_RATE
+from esper.plain_data import as_json
 from esper.policy.controller import Controller, RuleController
 from esper.rollout.play import never
 from esper.tasks.family import Family
@@ -312,9 +312,4 @@ def comparison_json(found: Comparison, rows: Sequence[ComparisonRow]) -> dict[st
 
 
 def _episodes(results: Mapping[int, EpisodeResult]) -> list[dict[str, Any]]:
-    return [_finite(asdict(results[number])) for number in sorted(results)]
-
-
-def _finite(values: dict[str, Any]) -> dict[str, Any]:
-    """JSON has no NaN and no infinity."""
-    return {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in values.items()}
+    return [as_json(results[number]) for number in sorted(results)]

@@ -74,7 +74,7 @@ class Job:
         family = get_family(self.family) if isinstance(self.family, str) else self.family
         env = make_env(self.engine or per_network(device), family, len(self.draws), device, rent=self.rent)
         actor = ControllerActor(self._make_controller(), self.label, self.noise)
-        with _one_thread():
+        with one_thread():
             return play(env, actor, self.draws, held_out=self.held_out, stop=stop), env
 
     def _make_controller(self) -> Controller:
@@ -140,7 +140,7 @@ def run_job(job: Job, device: torch.device | str = "cpu", stop: Callable[[], boo
     """Train the job's networks to their ends and judge them."""
     started = time.perf_counter()
     episodes, env = job.play(device, stop)
-    with _one_thread():
+    with one_thread():
         if isinstance(env, StackedEnv):
             share = partial(_share, started, len(job.draws))
             return results_of_stacks(episodes, env.engine, share, rent=job.rent)
@@ -157,7 +157,7 @@ def _share(started: float, networks: int) -> float:
 
 
 @contextmanager
-def _one_thread() -> Iterator[None]:
+def one_thread() -> Iterator[None]:
     """Sums do not depend on how many threads share them when there is one; and small networks are fastest so."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)

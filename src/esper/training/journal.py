@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from esper.actions import HEAD_NAMES, HEADS_USED
-from esper.env.learner_env import StepInfo
 from esper.env.reward.config import TERMS
 from esper.env.reward.reward import shaping_share
+from esper.env.steps import StepInfo
 from esper.lifecycle import Stage
 from esper.rollout.episodes import Episodes
 from esper.rollout.facts import Facts

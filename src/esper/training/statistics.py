@@ -77,17 +77,17 @@ def bootstrap(
     return Estimate(found, float(low), float(high), n)
 
 
-def bootstrap_table(values: Floats, *, seed: int = 0, resamples: int = RESAMPLES) -> Estimate:
+def bootstrap_table(values: Floats) -> Estimate:
     """The mean of [runs, draws] with an interval that resamples both: another run, and other draws, would differ.
 
     With one run the interval speaks of the draws alone, and with one draw of the runs.
     """
     runs, draws = values.shape
-    found, rng = float(values.mean()), np.random.default_rng(seed)
+    found, rng = float(values.mean()), np.random.default_rng(0)
     fewest = min((n for n in (runs, draws) if n > 1), default=1)
     if fewest < 2:
         return Estimate(found, None, None, draws)
-    rows, columns = rng.integers(runs, size=(resamples, runs)), rng.integers(draws, size=(resamples, draws))
+    rows, columns = rng.integers(runs, size=(RESAMPLES, runs)), rng.integers(draws, size=(RESAMPLES, draws))
     replicates = np.stack([values[np.ix_(i, j)].mean() for i, j in zip(rows, columns, strict=True)])
     low, high = np.quantile(replicates, [tail := expanded_tail(fewest), 1.0 - tail])
     return Estimate(found, float(low), float(high), draws)

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 
 from esper.config import COUNTS, ConfigError, check_number, read_table, settings_from
 from esper.errors import did_you_mean, shown
@@ -24,6 +23,7 @@ from esper.files import write_whole
 from esper.rollout.play import never
 from esper.telemetry.recorder import StoreRecorder
 from esper.telemetry.store import STORE_NAME, RunStore
+from esper.training.evaluation import one_thread
 from esper.training.loop import Trainer
 from esper.training.pools import Executor, run_each
 from esper.training.results import Results
@@ -174,24 +174,19 @@ class Sweep:
 
 def advance(part: SweepJob, device: str = "cpu") -> dict[str, bytes]:
     """The files of a run that has been trained further, in a folder of this machine."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        with tempfile.TemporaryDirectory(prefix="esper-sweep-") as place:
-            path = Path(place) / part.name
-            _write(path, part.files)
-            folder, config = RunFolder.open(path)
-            store = RunStore(path / STORE_NAME)
-            trainer = Trainer(config, folder, StoreRecorder(store), device=device)
-            try:
-                trainer.resume()
-                begin_session(trainer, store)
-                trainer.run(stop=lambda: trainer.update >= part.until)
-            finally:
-                trainer.close()
-            return read_files(path)
-    finally:
-        torch.set_num_threads(threads)
+    with one_thread(), tempfile.TemporaryDirectory(prefix="esper-sweep-") as place:
+        path = Path(place) / part.name
+        _write(path, part.files)
+        folder, config = RunFolder.open(path)
+        store = RunStore(path / STORE_NAME)
+        trainer = Trainer(config, folder, StoreRecorder(store), device=device)
+        try:
+            trainer.resume()
+            begin_session(trainer, store)
+            trainer.run(stop=lambda: trainer.update >= part.until)
+        finally:
+            trainer.close()
+        return read_files(path)
 
 
 def read_files(folder: Path) -> dict[str, bytes]:

@@ -18,9 +18,9 @@ from torch import Tensor, nn
 from esper.actions import BLENDS, Op
 from esper.engine.stacked.parameters import Table
 from esper.env.growth_env import GrowthEnv
-from esper.env.learner_env import EnvStep
 from esper.env.spaces import ActionMasks
 from esper.env.stacked_env import StackedEnv
+from esper.env.steps import EnvStep
 from esper.growth.blueprints import LAYOUTS, Layout, blueprint_names
 from esper.lifecycle import IN_FORWARD, Rules, Stage
 from esper.tasks.data import Split, Splits

@@ -16,8 +16,8 @@ from esper.engine.stacked.adamw import Moments
 from esper.engine.stacked.parameters import Table
 from esper.engine.stacked.stack import Stack
 from esper.env.growth_env import GrowthEnv
-from esper.env.learner_env import EnvStep
 from esper.env.stacked_env import StackedEnv
+from esper.env.steps import EnvStep
 
 DRAWS = range(24)
 VAL = 32

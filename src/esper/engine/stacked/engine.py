@@ -13,13 +13,12 @@ from typing import Any
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from esper.actions import BLENDS, HEAD_NAMES, HEADS_USED, Op
 from esper.engine.epoch import EpochColumns
 from esper.engine.governor_columns import GovernorColumns
 from esper.engine.stacked.composition import SeedStates
-from esper.engine.stacked.plain_network import plain_network
 from esper.engine.stacked.stack import Measured, Stack
 from esper.engine.stacked.training import EpochOfUpdates, TrainedEpoch
 from esper.growth.blueprints import LAYOUTS, blueprint_names
@@ -122,7 +121,7 @@ class StackedEngine:
         everyone = [np.arange(len(stack)) for stack in self.stacks]
         states = self._states()
         found = [self._measure_kept(i, rows, states) for i, rows in enumerate(everyone)]
-        accuracy, loss = self._column(math.nan), self._column(math.nan)
+        accuracy, loss = self._unknown(), self._unknown()
         for places, measured in zip(self.places, found, strict=True):
             accuracy[places], loss[places] = measured.accuracy, measured.loss
         self.governor = GovernorColumns(accuracy, loss)
@@ -255,31 +254,11 @@ class StackedEngine:
 
     def evaluate_test(self) -> tuple[Tensor, Tensor]:
         """Accuracy and loss [N] on the test sets. For judging only: nothing that learns may look at it."""
-        accuracy, loss, states = self._column(math.nan), self._column(math.nan), self._states()
+        accuracy, loss, states = self._unknown(), self._unknown(), self._states()
         for i, places in enumerate(self.places):
             measured = self._measure_kept(i, np.arange(len(places)), states, test=True)
             accuracy[places], loss[places] = measured.accuracy, measured.loss
         return accuracy, loss
-
-    def export(self, row: int) -> nn.Module:
-        """The network of this row, as it is now, as a plain module on the CPU that gives the same outputs."""
-        found = [i for i, places in enumerate(self._places_cpu) if row in places]
-        if not found:
-            raise IndexError(f"there are {self.networks} networks, numbered from 0; there is no {row}")
-        stack, names = self.stacks[found[0]], blueprint_names()
-        local = int(np.flatnonzero(self._places_cpu[found[0]] == row)[0])
-        columns = self.columns
-        acting = self._states().acting[row, : stack.slots]
-        kept = [
-            (
-                int(slot),
-                names[int(columns.blueprint[row, slot])],
-                BLENDS[int(columns.blend[row, slot])],
-                float(columns.alpha[row, slot]),
-            )
-            for slot in np.flatnonzero(acting)
-        ]
-        return plain_network(stack, local, kept)
 
     def _measure_kept(self, stack: int, local: np.ndarray, states: SeedStates, *, test: bool = False) -> Measured:
         """Networks as they are kept, without contrasts."""
@@ -294,8 +273,9 @@ class StackedEngine:
         stage, blueprint, blend, alpha = together.cpu().numpy()
         return SeedStates(stage.astype(np.int64), blueprint.astype(np.int64), blend == _GATED, alpha)
 
-    def _column(self, value: float, *more: int) -> Tensor:
-        return torch.full((self.networks, *more), value, dtype=torch.float64, device=self.device)
+    def _unknown(self) -> Tensor:
+        """[N] NaN"""
+        return torch.full((self.networks,), math.nan, dtype=torch.float64, device=self.device)
 
 
 def _weight(problems: Problems) -> int:

@@ -14,16 +14,18 @@ from esper.errors import refused
 from esper.files import write_whole
 from esper.tasks.feed import Feed, LoaderFeed, TensorFeed
 from esper.training.own.best import Best
+from esper.training.own.data import length_of
 from esper.training.own.stepper import StateError, Stepper
 
-FILE = "growth.pt"
+STATE_FILE = "growth.pt"
+"""In the folder; in those of other trainers' checkpoints, beside their files."""
 
 
 class Checkpoint:
     """The state of a run's networks, of their data, and of the best network of each so far."""
 
     def __init__(self, folder: Path, steppers: Sequence[Stepper], best: Sequence[Best]) -> None:
-        self._path, self._steppers, self._best = folder / FILE, steppers, best
+        self._path, self._steppers, self._best = folder / STATE_FILE, steppers, best
         for stepper in steppers:
             _check_feed(stepper.learner.feed)
 
@@ -70,10 +72,7 @@ def read_state(path: Path) -> dict[str, Any]:
 def _check_feed(feed: Feed) -> None:
     """A loader can be begun again, but not in the middle of a pass."""
     if isinstance(feed, LoaderFeed):
-        try:
-            length: int | None = len(feed.train)  # type: ignore[arg-type]
-        except TypeError:
-            length = None
+        length = length_of(feed.train)
         if length is None or feed.updates_per_epoch % length:
             raise StateError(
                 "checkpoint= needs epochs that are whole passes over the training loader: leave updates_per_epoch= "

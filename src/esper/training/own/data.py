@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable, Iterator, Sized
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import torch
@@ -54,7 +54,7 @@ def checked_data(data: Data, name: str, *, labels: bool) -> Checked:
             f"the {name} data must be (inputs, targets) as tensors or arrays, or a DataLoader, not "
             f"{type(data).__name__}"
         )
-    if isinstance(data, Sized) and _length(data) == 0:
+    if length_of(data) == 0:
         raise ValueError(f"the {name} data are empty: give at least one example (a loader: at least one batch)")
     if isinstance(data, Iterator):
         raise ValueError(
@@ -68,10 +68,11 @@ def _is_data(part: Any) -> bool:
     return isinstance(part, Tensor | tuple | dict) or is_array(part)
 
 
-def _length(data: Sized) -> int | None:
+def length_of(data: Any) -> int | None:
+    """None where it is not known, as of a DataLoader over an IterableDataset."""
     try:
         return len(data)
-    except TypeError:  # a DataLoader over an IterableDataset
+    except TypeError:
         return None
 
 
@@ -212,9 +213,8 @@ def _last_batch(loader: Iterable[Any]) -> int | None:
     """How many examples it has, where that is known."""
     if not isinstance(loader, DataLoader) or loader.batch_size is None:
         return None
-    try:
-        examples = len(loader.sampler)  # type: ignore[arg-type]
-    except TypeError:
+    examples = length_of(loader.sampler)
+    if examples is None:
         return None
     rest = examples % loader.batch_size
     return rest if rest and not loader.drop_last else loader.batch_size

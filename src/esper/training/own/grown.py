@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -18,6 +17,7 @@ from esper.growth.folder import ARCHITECTURE, FILES
 from esper.growth.probe import call, untouched
 from esper.growth.seeds import save_seeds
 from esper.growth.tensors import count_parameters
+from esper.plain_data import as_json
 from esper.tables import Report
 from esper.training.own.history import History
 from esper.training.own.summary import acting_seeds, one_line, summary_of
@@ -122,17 +122,21 @@ class Grown:
 
     def result(self) -> dict[str, Any]:
         """What was measured at the end, as data of JSON, which has no NaN."""
-        found: dict[str, Any] = {
-            "validation_accuracy": self.validation.accuracy,
-            "test_accuracy": None if self.test is None else self.test.accuracy,
-            "control_accuracy": None if self.control is None else self.control.accuracy,
-            "score": self.score,
-            "control_score": self.control_score,
-        }
-        found = {name: None if v is None or not math.isfinite(v) else v for name, v in found.items()}
-        found["paid"] = self.paid
-        sizes = {"parameters": self.parameters, "host_parameters": self.history.host_parameters}
-        return found | sizes | {"interrupted": self.interrupted, "remarks": list(self.remarks)}
+        found: dict[str, Any] = as_json(
+            {
+                "validation_accuracy": self.validation.accuracy,
+                "test_accuracy": None if self.test is None else self.test.accuracy,
+                "control_accuracy": None if self.control is None else self.control.accuracy,
+                "score": self.score,
+                "control_score": self.control_score,
+                "paid": self.paid,
+                "parameters": self.parameters,
+                "host_parameters": self.history.host_parameters,
+                "interrupted": self.interrupted,
+                "remarks": self.remarks,
+            }
+        )
+        return found
 
     def save_seeds(self, directory: str | Path) -> Path:
         """Write the seeds alone, without their host; `esper.load_seeds(host, directory)` puts them into one again."""

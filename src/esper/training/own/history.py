@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field, fields, is_dataclass
-from enum import Enum
+from dataclasses import dataclass, field
 from typing import Any
 
 from esper.actions import Op
@@ -15,6 +13,7 @@ from esper.growth.blueprints import SlotShape
 from esper.growth.costs import seed_flops
 from esper.growth.seed import parameter_count
 from esper.lifecycle import IN_FORWARD, Stage, Transition
+from esper.plain_data import as_json
 
 FORMAT = 1
 
@@ -111,15 +110,15 @@ class History:
             "host_parameters": self.host_parameters,
             "host_flops_per_example": self.host_flops,
             "rent": self.rent,
-            "untrained_accuracy": _plain(self.untrained),
-            "control": _plain(self.control),
+            "untrained_accuracy": as_json(self.untrained),
+            "control": as_json(self.control),
             "kept_epochs": len(self.kept_records),
             "epochs": [
                 {**record_json(record), "flops_per_example": flops}
                 for record, flops in zip(self.records, self.flops(), strict=True)
             ],
-            "transitions": _plain(self.transitions),
-            "seeds": _plain(self.seeds()),
+            "transitions": as_json(self.transitions),
+            "seeds": as_json(self.seeds()),
         }
 
 
@@ -153,9 +152,9 @@ def record_json(record: EpochRecord) -> dict[str, Any]:
     action = record.effect.action
     return {
         "epoch": record.epoch,
-        "train_loss": _plain(record.trained.loss),
-        "val_loss": _plain(record.measured.loss),
-        "val_accuracy": _plain(record.measured.accuracy),
+        "train_loss": as_json(record.trained.loss),
+        "val_loss": as_json(record.measured.loss),
+        "val_accuracy": as_json(record.measured.accuracy),
         "parameters": record.parameters,
         "action": {
             "op": action.op.name,
@@ -165,27 +164,14 @@ def record_json(record: EpochRecord) -> dict[str, Any]:
             "probability": action.probability,
         },
         "effect": {"changed": record.effect.changed, "message": record.effect.message},
-        "verdict": _plain(record.verdict),
-        "stages": _plain(record.stages),
+        "verdict": as_json(record.verdict),
+        "stages": as_json(record.stages),
         "alphas": list(record.alphas),
-        "contributions": _plain(record.measured.contributions),
-        "shadow_benefits": _plain(record.measured.shadow_benefits),
+        "contributions": as_json(record.measured.contributions),
+        "shadow_benefits": as_json(record.measured.shadow_benefits),
     }
 
 
 def transitions_json(record: EpochRecord) -> list[dict[str, Any]]:
     """Of one epoch, as entries of `transitions`."""
-    return [_plain(transition) for transition in record.transitions]
-
-
-def _plain(value: Any) -> Any:
-    """As data of JSON, which has no NaN and no infinity. Of an enumeration the text, or else the name."""
-    if isinstance(value, Enum):
-        return value.value if isinstance(value.value, str) else value.name
-    if isinstance(value, float):
-        return value if math.isfinite(value) else None
-    if is_dataclass(value):
-        return {one.name: _plain(getattr(value, one.name)) for one in fields(value)}
-    if isinstance(value, dict):
-        return {key: _plain(part) for key, part in value.items()}
-    return [_plain(part) for part in value] if isinstance(value, tuple | list) else value
+    return [as_json(transition) for transition in record.transitions]

@@ -1,18 +1,43 @@
-"""One network of a stack as a plain module: the host's class with its weights, and the seeds that act in it."""
+"""One network of a stack as a plain module: the host's class with its weights, and the seeds that act in it.
+
+The obvious form of what the stacked engine computes, for tests that compare the two.
+"""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
+from esper.actions import BLENDS
+from esper.engine.stacked.engine import StackedEngine
+from esper.engine.stacked.stack import Stack
+from esper.growth.blueprints import blueprint_names
 from esper.growth.graft import graft
 from esper.growth.seed import Seed
 from esper.tasks.stacking import plain_host, slot_shapes
 
-if TYPE_CHECKING:
-    from esper.engine.stacked.stack import Stack
+
+def exported(engine: StackedEngine, group: int, row: int) -> nn.Module:
+    """The network of a row of a group, as it is now."""
+    stack, place, columns, names = (
+        engine.stacks[group],
+        int(engine.places[group][row]),
+        engine.columns,
+        blueprint_names(),
+    )
+    kept = [
+        (
+            int(slot),
+            names[int(columns.blueprint[place, slot])],
+            BLENDS[int(columns.blend[place, slot])],
+            float(columns.alpha[place, slot]),
+        )
+        for slot in np.flatnonzero(engine._states().acting[place, : stack.slots])
+    ]
+    return plain_network(stack, row, kept)
 
 
 def plain_network(stack: Stack, row: int, kept: list[tuple[int, str, str, float]]) -> nn.Module:
