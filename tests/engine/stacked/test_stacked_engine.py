@@ -84,7 +84,7 @@ def test_an_epoch_from_the_same_state_gives_the_same_in_float32(device: str) -> 
     has a gradient of nothing but rounding, which Adam turns into steps of its own; they show in the running mean. There
     an evaluation of the same weights is compared instead.
     """
-    family = Small(EVERYTHING, updates=lambda number: 4, val=VAL, horizon=10)
+    family = Small(EVERYTHING, updates=lambda number: 3, val=VAL, horizon=8)
     plain = GrowthEnv(family, len(DRAWS), rules=OPEN)
     stacked = StackedEnv(family, len(DRAWS), rules=OPEN, device=device)
     (_, masks), _ = plain.reset(DRAWS), stacked.reset(DRAWS)
@@ -128,8 +128,8 @@ def same_rows(a: EnvStep, b: EnvStep, rows: Tensor) -> None:
 def test_a_network_that_breaks_leaves_its_neighbours_bit_identical(device: str) -> None:
     """Up to the epoch in which it is undone. Then it leaves the stack, and the others' products have other shapes."""
     broken = (4, 13, 21)
-    sound = Small(EVERYTHING)
-    ill = Small(EVERYTHING, change=lambda number, draw: with_nan(draw) if number in broken else draw)
+    sound = Small(EVERYTHING, horizon=8)
+    ill = Small(EVERYTHING, horizon=8, change=lambda number, draw: with_nan(draw) if number in broken else draw)
     envs = [StackedEnv(family, len(DRAWS), rules=OPEN, device=device) for family in (sound, ill)]
     masks, _ = (env.reset(DRAWS)[1] for env in envs)
     play = RandomPlay([str(sound.draw(number).facts["layout"]) for number in DRAWS])
@@ -156,7 +156,8 @@ def test_a_network_that_breaks_leaves_its_neighbours_bit_identical(device: str) 
 def test_what_a_network_does_changes_no_other_network(device: str) -> None:
     """In float64, to rounding: who is stacked with it decides the shapes of products, and so their last bits."""
     watched = torch.arange(0, len(DRAWS), 3)
-    envs = [StackedEnv(Small(EVERYTHING), len(DRAWS), rules=OPEN, device=device, dtype=torch.float64) for _ in range(2)]
+    family = Small(EVERYTHING, horizon=8)
+    envs = [StackedEnv(family, len(DRAWS), rules=OPEN, device=device, dtype=torch.float64) for _ in range(2)]
     masks = [env.reset(DRAWS)[1].to(torch.device("cpu")) for env in envs]
     layouts = [str(EVERYTHING.draw(number).facts["layout"]) for number in DRAWS]
     plays = [RandomPlay(layouts, seed) for seed in (0, 1)]
