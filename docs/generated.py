@@ -1,6 +1,6 @@
-"""Markdown that is made from the code when the pages are built: commands, settings, metrics, alarms, observation.
+"""Parts of the reference that are made from the code: commands, names, settings, metrics, alarms, observation.
 
-Nothing of it is kept in the repository, so it cannot be out of date. `conf.py` makes a directive of each function.
+`python docs/generated.py` writes them into the pages, between two comments; a test checks that they are current.
 """
 
 from __future__ import annotations
@@ -11,24 +11,31 @@ import inspect
 import io
 import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import redirect_stdout, suppress
+from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import esper
-from esper.actions import HEAD_NAMES
+from esper.actions import HEAD_NAMES, Action, Op
 from esper.agent.config import FIRST_RATIO_TOLERANCE, PPOConfig
 from esper.agent.metrics import METRICS
 from esper.cli import COMMANDS, main
 from esper.env.observation import OVERALL_FIELDS, SCHEMA_VERSION, SLOT_FIELDS
 from esper.env.reward.config import RewardConfig
+from esper.env.situation import Situation, SlotView
 from esper.growth.blueprints.registry import BUILT_IN
-from esper.lifecycle import Rules
+from esper.lifecycle import Rules, Stage
 from esper.policy.heuristic import HeuristicSettings
 from esper.policy.network import NetworkConfig
 from esper.telemetry.alarms import ALARM_RULES, RATIO_HIGH, RATIO_LOW, AlarmRule
 from esper.training.train_config import TrainConfig
 
+PAGES = Path(__file__).parent / "reference"
+PART = re.compile(r"(<!-- generated: (\w+) ?(\w*) -->\n).*?(<!-- end of generated -->)", re.S)
+"""A part of a page: the function of this module that makes it, and its argument."""
 SETTINGS = {
     "train": TrainConfig,
     "ppo": PPOConfig,
@@ -45,6 +52,14 @@ OTHER_RANGES = {
     "first_ratio_gap": f"< {FIRST_RATIO_TOLERANCE:g}, or the update is refused",
 }
 """Ranges that are not a limit of a rule."""
+FOR_CONTROLLERS = (Op, Action, Situation, SlotView, Stage)
+INTERNAL = {"tensors", "source"}
+"""Fields of a `Situation` that only learned policies read."""
+
+
+def current(page: str) -> str:
+    """The text of a page with its generated parts made anew."""
+    return PART.sub(lambda m: f"{m[1]}\n{globals()[m[2]](*filter(None, [m[3]])).strip()}\n\n{m[4]}", page)
 
 
 def commands() -> str:
@@ -65,22 +80,65 @@ def help_of(name: str) -> str:
     finally:
         for key, value in kept.items():
             os.environ.pop(key) if value is None else os.environ.update({key: value})
-    return re.sub(r"\x1b\[[0-9;]*m", "", said.getvalue()).strip()
+    return re.sub(r"\x1b\[[0-9;]*m| +$", "", said.getvalue(), flags=re.M).strip()
 
 
 def api() -> str:
-    """Every name of `esper.__all__`, from its docstring."""
-    parts = []
-    for name in sorted(esper.__all__, key=lambda name: (isinstance(getattr(esper, name), type), name.lower())):
-        value = getattr(esper, name)
-        kind = "function" if inspect.isfunction(value) else "exception" if _is_warning(value) else "class"
-        members = ["   :members:"] if kind == "class" else []
-        parts += [f"## esper.{name}", "", "```{eval-rst}", f".. auto{kind}:: esper.{name}", *members, "```", ""]
-    return "\n".join(parts)
+    """Every name of `esper.__all__`, from its signature and docstring."""
+    names = sorted(esper.__all__, key=lambda name: (isinstance(getattr(esper, name), type), name.lower()))
+    return "\n".join(_described(f"esper.{name}", getattr(esper, name)) for name in names)
 
 
-def _is_warning(value: object) -> bool:
-    return isinstance(value, type) and issubclass(value, BaseException)
+def controllers() -> str:
+    """What a controller of one's own reads and gives back."""
+    return "\n".join(_described(f"{kind.__module__}.{kind.__name__}", kind, "###") for kind in FOR_CONTROLLERS)
+
+
+def _described(name: str, value: Any, level: str = "##") -> str:
+    made = vars(value).get("__init__") if isinstance(value, type) and not dataclasses.is_dataclass(value) else value
+    parts = [f"{level} {name}"]
+    if inspect.isfunction(made):
+        parts.append(f"```text\n{_signature(name, made)}\n```")
+    parts += [inspect.cleandoc(one.__doc__) for one in dict.fromkeys((value, made)) if getattr(one, "__doc__", None)]
+    if isinstance(value, type) and (members := list(_members(value))):
+        parts.append("\n".join(members))
+    return "\n\n".join(parts) + "\n"
+
+
+def _signature(name: str, value: Any, width: int = 84) -> str:
+    """As it would be written: one argument a line where a line has no room for all."""
+    signature, words = inspect.signature(value), []
+    for one in signature.parameters.values():
+        if one.name == "self":
+            continue
+        if one.kind is one.KEYWORD_ONLY and not any(word.startswith("*") for word in words):
+            words.append("*")
+        stars = {one.VAR_POSITIONAL: "*", one.VAR_KEYWORD: "**"}.get(one.kind, "")
+        default = "" if one.default is one.empty else f" = {one.default!r}"
+        words.append(f"{stars}{one.name}: {_type(one.annotation)}{default}")
+    gives = signature.return_annotation
+    end = "" if gives in (signature.empty, "None") else f" -> {_type(gives)}"
+    line = f"{name}({', '.join(words)}){end}"
+    return line if len(line) <= width else "\n    ".join([f"{name}(", *(f"{word}," for word in words)]) + f"\n){end}"
+
+
+def _members(kind: type[Any]) -> Iterator[str]:
+    """Values of an enumeration, or fields; then what has a docstring of its own."""
+    words = dict(_documented(kind))
+    if issubclass(kind, Enum):
+        yield from (f"- `{one.name}`{f': {words[one.name]}' if one.name in words else ''}" for one in kind)
+        return
+    fields = dataclasses.fields(kind) if dataclasses.is_dataclass(kind) else ()
+    for field in fields:
+        if not field.name.startswith("_") and field.name not in INTERNAL:
+            yield f"- `{field.name}: {_type(field.type)}`{f': {words[field.name]}' if field.name in words else ''}"
+    for name, value in vars(kind).items():
+        if name.startswith("_") or not (text := _folded(getattr(value, "__doc__", None))):
+            continue
+        if isinstance(value, property):
+            yield f"- `{name}`: {text}"
+        elif inspect.isfunction(value):
+            yield f"- `{_signature(name, value, width=sys.maxsize)}`: {text}"
 
 
 def settings(table: str) -> str:
@@ -89,7 +147,8 @@ def settings(table: str) -> str:
     words = dict(_documented(kind))
     rows = []
     for field in dataclasses.fields(kind):
-        rows.append((f"`{field.name}`", f"`{_typed(field.type)}`", _default(field), words.get(field.name, "")))
+        kind_of_field = _type(field.type).replace("|", "or")
+        rows.append((f"`{field.name}`", f"`{kind_of_field}`", _default(field), words.get(field.name, "")))
     return _table(("setting", "type", "default", "meaning"), rows)
 
 
@@ -97,12 +156,17 @@ def _documented(kind: type[Any]) -> Iterator[tuple[str, str]]:
     body = ast.parse(inspect.getsource(kind)).body[0]
     assert isinstance(body, ast.ClassDef)
     for one, following in zip(body.body, body.body[1:], strict=False):
-        if isinstance(one, ast.AnnAssign) and isinstance(one.target, ast.Name) and isinstance(following, ast.Expr):
-            yield one.target.id, " ".join(ast.literal_eval(following.value).split())
+        if isinstance(one, ast.AnnAssign | ast.Assign) and isinstance(following, ast.Expr):
+            name = one.target if isinstance(one, ast.AnnAssign) else one.targets[0]
+            yield ast.unparse(name), _folded(ast.literal_eval(following.value))
 
 
-def _typed(kind: object) -> str:
-    return str(getattr(kind, "__name__", kind)).replace("|", "or")
+def _folded(text: str | None) -> str:
+    return " ".join((text or "").split())
+
+
+def _type(kind: object) -> str:
+    return str(getattr(kind, "__name__", kind))
 
 
 def _default(field: dataclasses.Field[Any]) -> str:
@@ -169,3 +233,8 @@ def observation() -> str:
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     lines = [head, ("---",) * len(head), *rows]
     return "\n".join(f"| {' | '.join(cell.replace('|', '∣') for cell in line)} |" for line in lines)
+
+
+if __name__ == "__main__":
+    for path in sorted(PAGES.glob("*.md")):
+        path.write_text(current(path.read_text("utf-8")), "utf-8")

@@ -1,4 +1,4 @@
-"""`make demo`: judge the controller that comes with Esper beside the rules, and grow a network with it. A minute.
+"""`make demo`: compare the controller that ships with Esper with rules, and grow a network with it. Two minutes.
 
 Every demo has a folder of its own (runs/demo, runs/demo-2, …): nothing that was there before is touched.
 """

@@ -1,4 +1,4 @@
-"""A small BERT that grows while the Trainer of Hugging Face trains it; needs `pip install ".[huggingface]"`.
+"""A small BERT that grows while the Trainer of Hugging Face trains it; needs `pip install -e ".[huggingface]"`.
 
 python examples/huggingface_trainer.py FOLDER      # checkpoints and the grown model
 """

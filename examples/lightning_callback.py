@@ -1,4 +1,4 @@
-"""A Lightning module that grows while the Trainer trains it; needs `pip install ".[lightning]"`.
+"""A Lightning module that grows while the Trainer trains it; needs `pip install -e ".[lightning]"`.
 
 python examples/lightning_callback.py [FOLDER]      # FOLDER keeps checkpoints; a second call goes on from the last one
 """

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import ast
+import inspect
 import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+import esper
 
 DOCS = Path(__file__).parents[2] / "docs"
 PRINTED = {
@@ -28,3 +32,18 @@ def test_the_snippets_of_the_page_run(page: str, tmp_path: Path) -> None:
     result = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300, check=False)
     assert result.returncode == 0, result.stderr[-3000:]
     assert PRINTED[page] in result.stdout
+
+
+def test_the_table_of_arguments_is_that_of_the_functions() -> None:
+    """Names, order, defaults, and the stars of those that `esper.Growth` takes, too."""
+    section = (DOCS / "own_model.md").read_text("utf-8").split("## All arguments\n")[1]
+    rows = re.findall(r"^\| (`[^|]*`)( \*)? \|", section, re.M)
+    told = {name: default for cell, _ in rows for name, default in re.findall(r"`(\w+)(?:=([^`]*))?`", cell)}
+    arguments = inspect.signature(esper.grow).parameters
+    assert set(told) == set(arguments)
+    for name, argument in arguments.items():
+        written = ast.literal_eval(told[name]) if told[name] else inspect.Parameter.empty
+        assert written == argument.default, name
+    starred = {name for cell, star in rows if star for name in re.findall(r"`(\w+)", cell)}
+    shared = set(arguments) & set(inspect.signature(esper.Growth).parameters)
+    assert starred == shared - {"optimizer"}  # an optimizer there, a function that makes one here
