@@ -44,11 +44,12 @@ class GroupNorm(nn.GroupNorm):
     """Torch's, for maps in any order in memory.
 
     On a CPU torch ends the process (a segmentation fault) in the gradient of its own for a map in channels-last order
-    that needs no gradient, such as the input of an incubating seed: that is put into the usual order first.
+    that needs no gradient, such as the input of an incubating seed. So there every map is put into the usual order
+    first: looking at `requires_grad` would give `torch.jit.trace` another graph in every mode.
     """
 
     def forward(self, h: torch.Tensor) -> torch.Tensor:
-        return super().forward(h.contiguous() if h.is_cpu and not h.requires_grad else h)
+        return super().forward(h.contiguous() if h.is_cpu else h)
 
 
 def activation_for(own: str, style: dict[str, Any] | None = None) -> nn.Module:
