@@ -87,8 +87,10 @@ def test_the_summary_has_what_was_measured(grown: Grown, monkeypatch: pytest.Mon
         f"{grown.parameters:,}",
         quantity(grown.flops or 0),
     ]
-    assert f"{grown.control.accuracy:.1f} %" in next(line for line in text.splitlines() if "not grown" in line)
-    assert f"{grown.history.untrained:.1f} %" in next(line for line in text.splitlines() if "untrained" in line)
+    assert grown.control_validation is not None
+    ungrown = " ".join(next(line for line in text.splitlines() if "not grown" in line).split())
+    assert f"{grown.control_validation.accuracy:.1f} % {grown.control.accuracy:.1f} %" in ungrown
+    assert f"{grown.history.untrained:.1f} %" in next(line for line in text.splitlines() if "before training" in line)
     for story in grown.history.seeds():
         assert any(line.split()[:2] == [story.slot, story.blueprint] for line in text.splitlines())
     assert all(f"note: {remark.split()[0]}" in text for remark in grown.remarks)
@@ -101,6 +103,18 @@ def test_the_summary_fits_narrow_terminals(grown: Grown, columns: int, monkeypat
     text = str(grown.summary())
     assert max(map(len, text.splitlines())) <= columns
     assert "…" not in text
+
+
+def test_headings_name_what_was_measured() -> None:
+    def f_score(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return 100.0 * (outputs.argmax(1) == targets).float()
+
+    assert "val f_score" in str(grow(epochs=1, controller="none", metric=f_score).summary())
+    y = (X.sum(1, keepdim=True), X[:50].sum(1, keepdim=True))
+    model = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 1))
+    explained = esper.grow(model, (X, y[0]), (X[:50], y[1]), slots=["1"], epochs=1, controller="none")
+    assert "val R²" in str(explained.summary())
+    assert "accuracy" not in str(explained.summary()) + repr(explained)
 
 
 def test_without_test_data_there_is_no_column_for_them() -> None:

@@ -161,11 +161,12 @@ def grow(
         rent,
         constant=objective.constant,
         ignored=objective.ignored,
+        metric=objective.metric,
         auto=isinstance(slots, str),
     )
     with given_back(growing):
         bare = without_labels(host, example)
-        with watching(progress, growing, epochs, on_epoch) as noted:
+        with watching(progress, growing, epochs, on_epoch, metric=objective.metric) as noted:
             return run_growth(
                 learners,
                 before,

@@ -51,6 +51,10 @@ class Grown:
     """The run was stopped before its last epoch."""
     remarks: tuple[str, ...] = ()
     """A sentence each: why nothing grew, that the run ended at chance, …"""
+    verdict: str = ""
+    """Whether growing paid, with the figures of all data and their noise; empty where `paid` is None."""
+    control_validation: Evaluation | None = None
+    """The control on the validation data, also where there are test data."""
 
     @property
     def parameters(self) -> int:

@@ -115,6 +115,7 @@ class Growth(LoopUpdates):
             check_rent(rent),
             constant=objective.constant,
             ignored=objective.ignored,
+            metric=objective.metric,
             auto=isinstance(slots, str),
         )
         for remark in self._outlook.remarks:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -34,7 +34,7 @@ from esper.training.own.default_metrics import (
     logits_of,
     variance_explained,
 )
-from esper.training.own.metric import Scale, check_metric, fit_metric, is_torch_loss
+from esper.training.own.metric import Scale, check_metric, fit_metric, is_torch_loss, metric_name
 
 Constant = Literal["class", "mean"]
 """The most frequent class, or the mean of the targets."""
@@ -92,6 +92,16 @@ class Objective:
     """The class number that is left out."""
     constant: Constant | None = None
     """Which prediction that never changes a default metric can be compared with."""
+    metric: str = "accuracy"
+    """What the score is, in a word or two, for tables."""
+
+
+class _Judge(NamedTuple):
+    """A default metric."""
+
+    score: Score
+    constant: Constant | None = None
+    name: str = "accuracy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,15 +150,15 @@ def fit_objective(
     found = _tried("loss", lambda: chosen(seen.outputs, seen.targets), seen)
     if not isinstance(found, Tensor) or found.dim() > 0:
         raise ValueError(f"the loss must give one number, a tensor without axes, not {described(found)}")
-    constant: Constant | None = None
     if metric is None:
-        score, constant = _default_score(seen, ignored)
-        _tried("metric", lambda: score(seen.outputs, seen.targets), seen)
+        judge = _default_score(seen, ignored)
+        _tried("metric", lambda: judge.score(seen.outputs, seen.targets), seen)
     else:
         count = _class_count(seen) or (2 if seen.yes_or_no else None)
         tries = _tries(model, seen)
         score = _tried("metric", lambda: fit_metric(metric, metric_scale, tries, count), seen)
-    return Objective(chosen, score, classes, ignored, constant)
+        judge = _Judge(score, None, metric_name(metric))
+    return Objective(chosen, judge.score, classes, ignored, judge.constant, judge.name)
 
 
 def _check_targets(seen: _Seen) -> None:
@@ -229,22 +239,22 @@ def squared_error(outputs: Any, targets: Tensor) -> Tensor:
 # -- metric -------------------------------------------------------------------------------------------------------
 
 
-def _default_score(seen: _Seen, ignored: int) -> tuple[Score, Constant | None]:
+def _default_score(seen: _Seen, ignored: int) -> _Judge:
     match seen.kind:
         case "classes":
-            return classes_right(1, ignored), None if seen.targets.is_floating_point() else "class"
+            return _Judge(classes_right(1, ignored), None if seen.targets.is_floating_point() else "class")
         case "signs":
-            return labels_right(0.0, 0.5), None
+            return _Judge(labels_right(0.0, 0.5))
         case "margins":
-            return labels_right(0.0, 0.0), None
+            return _Judge(labels_right(0.0, 0.0))
         case "probabilities":
-            return labels_right(0.5, 0.5), None
+            return _Judge(labels_right(0.5, 0.5))
         case "values":
-            return variance_explained(_variance(seen)), "mean"
+            return _Judge(variance_explained(_variance(seen)), "mean", "R²")
         case "counts":
             settings = seen.loss.keywords if isinstance(seen.loss, partial) else vars(seen.loss)
             rate = torch.exp if settings.get("log_input", True) else None
-            return variance_explained(_variance(seen), rate), None
+            return _Judge(variance_explained(_variance(seen), rate), None, "R²")
         case "other":
             raise ObjectiveError("this loss does not say what is right: pass metric=, a function of (outputs, targets)")
     if seen.loss is None and seen.model_has_loss:
@@ -255,43 +265,44 @@ def _default_score(seen: _Seen, ignored: int) -> tuple[Score, Constant | None]:
                 "the targets are yes or no, and nothing says whether outputs are logits or probabilities: pass a loss "
                 "of torch, such as loss=torch.nn.BCEWithLogitsLoss(), or metric=, a function of (outputs, targets)"
             )
-        return variance_explained(_variance(seen)), "mean"
+        return _Judge(variance_explained(_variance(seen)), "mean", "R²")
     return _class_score(class_axis(seen.logits, seen.targets), seen, ignored)
 
 
-def _class_score(axis: int, seen: _Seen, ignored: int) -> tuple[Score, Constant | None]:
+def _class_score(axis: int, seen: _Seen, ignored: int) -> _Judge:
     """Language models are judged by loss: the share of symbols that they get right moves little while they learn."""
     if axis == -1 and seen.logits.dim() == 3:
-        return likelihood(ignored=ignored), None
-    return classes_right(axis, ignored), "class"
+        return _Judge(likelihood(ignored=ignored), None, "likelihood")
+    return _Judge(classes_right(axis, ignored), "class")
 
 
-def _score_like_models_loss(seen: _Seen) -> tuple[Score, Constant | None]:
+def _score_like_models_loss(seen: _Seen) -> _Judge:
     """What the model's own loss compares is found out by computing it from logits and labels in each way."""
     logits, labels, loss = seen.logits, seen.targets, float(seen.outputs.loss)
     rounding = max(1e-5, 4 * torch.finfo(seen.outputs.loss.dtype).eps) * max(1.0, abs(loss))
-    candidates: list[tuple[float, Score]] = []
+    candidates: list[tuple[float, _Judge]] = []
     if not isinstance(logits, Tensor):
         pass
     elif not labels.is_floating_point() and logits.shape[:-1] == labels.shape:
-        score = classes_right(-1) if logits.dim() == 2 else likelihood()
-        candidates.append((float(cross_entropy(logits.float(), labels)), score))
+        plain = _Judge(likelihood(), None, "likelihood")
+        judge = _Judge(classes_right(-1), "class") if logits.dim() == 2 else plain
+        candidates.append((float(cross_entropy(logits.float(), labels)), judge))
         if logits.dim() == 3 and labels.shape[1] > 1:
             after = float(cross_entropy(logits[:, :-1].float(), labels[:, 1:]))
-            candidates.append((after, likelihood(shifted=True)))
+            candidates.append((after, _Judge(likelihood(shifted=True), None, "likelihood")))
     elif labels.is_floating_point() and logits.numel() == labels.numel():
         values = logits.float().view_as(labels)
-        candidates.append((float(F.mse_loss(values, labels)), _reshaped(variance_explained(_variance(seen)))))
-        candidates.append(
-            (float(F.binary_cross_entropy_with_logits(values, labels)), _reshaped(labels_right(0.0, 0.5)))
-        )
-    fitting = [score for value, score in candidates if abs(value - loss) <= rounding]
+        explained = _Judge(_reshaped(variance_explained(_variance(seen))), None, "R²")
+        candidates.append((float(F.mse_loss(values, labels)), explained))
+        right = _Judge(_reshaped(labels_right(0.0, 0.5)))
+        candidates.append((float(F.binary_cross_entropy_with_logits(values, labels)), right))
+    fitting = [judge for value, judge in candidates if abs(value - loss) <= rounding]
     if len(fitting) != 1:
         raise ObjectiveError(
             "it cannot be seen how the model's own loss compares logits and labels: pass metric=, a function of "
             "(outputs, labels)"
         )
-    return fitting[0], "class" if logits.dim() == 2 and not labels.is_floating_point() else None
+    return fitting[0]
 
 
 def _reshaped(score: Score) -> Score:
