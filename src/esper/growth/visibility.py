@@ -93,13 +93,18 @@ def _for_layout(word: Visibility, shape: SlotShape) -> Visibility:
     return "position" if word == "causal" and shape.layout == "conv2d" else word
 
 
+def check_words(given: str | Mapping[str, str] | None) -> None:
+    """Refuse what means nothing, before any slot is looked at."""
+    for word in [given] if isinstance(given, str) else (given or {}).values():
+        if word not in VISIBILITIES:
+            raise AttachError(f"unknown visibility {word!r}: choose one of {', '.join(VISIBILITIES)}")
+
+
 def _given(path: str, given: str | Mapping[str, str] | None) -> Visibility | None:
     named = {"*": given} if isinstance(given, str) else given or {}
     for pattern, word in named.items():
-        if word not in VISIBILITIES:
-            raise AttachError(f"unknown visibility {word!r}: choose one of {', '.join(VISIBILITIES)}")
         if fnmatch.fnmatchcase(path, pattern):
-            return word
+            return word  # type: ignore[return-value]  # it was checked
     return None
 
 

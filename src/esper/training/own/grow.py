@@ -28,6 +28,7 @@ from esper.policy.controller import Controller
 from esper.tasks.feed import Feed, chunks
 from esper.tasks.registry import Task, percent_correct
 from esper.training.catalogue import as_controller
+from esper.training.own.arguments import explained
 from esper.training.own.data import (
     Data,
     as_feed,
@@ -44,11 +45,24 @@ from esper.training.own.objective import fit_objective, integers_are_classes
 from esper.training.own.optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
 from esper.training.own.remarks import outlook, warn_user
 from esper.training.own.run import OnEpoch, given_back, run_growth
+from esper.training.own.unusual import ignored_batch_size, thawed, validates_on_training
 from esper.training.own.watch import watching
 
 AT_LEAST_1 = Count(1, LARGEST_NUMBER)
+ANY = Count(-LARGEST_NUMBER, LARGEST_NUMBER - 1)
+BATCH = 128
+"""Examples of an update, where nothing is said."""
 
 
+@explained(
+    "esper.grow",
+    "such as optimizer=lambda parameters: torch.optim.AdamW(parameters, {}=0.1)",
+    {
+        "val_data": "val_data is missing: pass data to validate on, as esper.grow(model, (x, y), (x_val, y_val))",
+        "": "pass the model, the training data and the validation data, as esper.grow(model, (x, y), (x_val, y_val)), "
+        "and all else by name",
+    },
+)
 def grow(
     model: nn.Module,
     train_data: Data,
@@ -63,7 +77,7 @@ def grow(
     metric_scale: Scale | None = None,
     optimizer: MakeOptimizer | None = None,
     scheduler: MakeScheduler | None = None,
-    batch_size: int = 128,
+    batch_size: int = BATCH,
     updates_per_epoch: int | None = None,
     budget: int | None = None,
     max_seeds: int | None = None,
@@ -119,6 +133,7 @@ def grow(
     check_number("epochs", epochs, AT_LEAST_1)
     check_number("batch_size", batch_size, AT_LEAST_1)
     check_number("updates_per_epoch", updates_per_epoch, AT_LEAST_1._replace(optional=True))  # None: one pass over data
+    check_number("seed", seed, ANY)
     check_number("patience", patience, AT_LEAST_1._replace(optional=True))
     rent = check_rent(rent)
     decider = as_controller(controller)
@@ -154,6 +169,7 @@ def grow(
         other, _, _ = as_feed(host, train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
         learners.append(learner(GrowingModel(copied(host), growing.survey, **limits, rng_seed=seed), other))
     test = None if held_out is None else evaluation_batches(held_out, where, feed, objective.classes, objective.ignored)
+    noticed = (ignored_batch_size(batch_size, BATCH, train), thawed(model), objective.remark)
     before = outlook(
         growing,
         decider,
@@ -163,6 +179,8 @@ def grow(
         ignored=objective.ignored,
         metric=objective.metric,
         auto=isinstance(slots, str),
+        noticed=noticed,
+        noted=(validates_on_training(train, val),),
     )
     with given_back(growing):
         bare = without_labels(host, example)

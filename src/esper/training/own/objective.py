@@ -22,6 +22,7 @@ from esper.growth.probe import described, input_tensors, try_batch
 from esper.tasks.batches import LABELS, Batch
 from esper.tasks.feed import IGNORED, Feed, LoaderFeed, TensorFeed, check_classes
 from esper.tasks.registry import cross_entropy
+from esper.training.own.cures import check_loss, cure, if_one_hot
 from esper.training.own.default_metrics import (
     ObjectiveError,
     checked_classes,
@@ -35,6 +36,7 @@ from esper.training.own.default_metrics import (
     variance_explained,
 )
 from esper.training.own.metric import Scale, check_metric, fit_metric, is_torch_loss, metric_name
+from esper.training.own.unusual import gives_probabilities
 
 Constant = Literal["class", "mean"]
 """The most frequent class, or the mean of the targets."""
@@ -94,6 +96,8 @@ class Objective:
     """Which prediction that never changes a default metric can be compared with."""
     metric: str = "accuracy"
     """What the score is, in a word or two, for tables."""
+    remark: str = ""
+    """What is unusual about outputs and loss."""
 
 
 class _Judge(NamedTuple):
@@ -158,7 +162,17 @@ def fit_objective(
         tries = _tries(model, seen)
         score = _tried("metric", lambda: fit_metric(metric, metric_scale, tries, count), seen)
         judge = _Judge(score, None, metric_name(metric))
-    return Objective(chosen, judge.score, classes, ignored, judge.constant, judge.name)
+    return Objective(chosen, judge.score, classes, ignored, judge.constant, judge.name, _unusual(seen))
+
+
+def _unusual(seen: _Seen) -> str:
+    function = seen.loss.func if isinstance(seen.loss, partial) else seen.loss
+    softmax = function is F.cross_entropy or isinstance(function, nn.CrossEntropyLoss)
+    if softmax and isinstance(seen.logits, Tensor):
+        return gives_probabilities(seen.logits, 1)
+    if function is None and not seen.model_has_loss and not seen.train_targets.is_floating_point():
+        return gives_probabilities(seen.logits, class_axis(seen.logits, seen.targets))
+    return ""
 
 
 def _check_targets(seen: _Seen) -> None:
@@ -173,15 +187,9 @@ def _check_targets(seen: _Seen) -> None:
 
 
 def _on_device(loss: Any, targets: Tensor) -> Any:
-    if isinstance(loss, type) and issubclass(loss, nn.Module):
-        raise ValueError(f"loss= is the class {loss.__name__}: pass an object of it, {loss.__name__}()")
+    check_loss(loss)
     if not isinstance(loss, nn.Module):
         return loss
-    if any(parameter.requires_grad for parameter in loss.parameters()):
-        raise ValueError(
-            "the loss has parameters of its own, which would not be trained: put them into the model, or freeze them "
-            "with requires_grad_(False)"
-        )
     return copy.deepcopy(loss).to(targets.device)  # it may have weights of classes
 
 
@@ -264,6 +272,7 @@ def _default_score(seen: _Seen, ignored: int) -> _Judge:
             raise ObjectiveError(
                 "the targets are yes or no, and nothing says whether outputs are logits or probabilities: pass a loss "
                 "of torch, such as loss=torch.nn.BCEWithLogitsLoss(), or metric=, a function of (outputs, targets)"
+                + if_one_hot(seen.targets)
             )
         return _Judge(variance_explained(_variance(seen)), "mean", "R²")
     return _class_score(class_axis(seen.logits, seen.targets), seen, ignored)
@@ -371,12 +380,8 @@ def _tried(what: str, function: Callable[[], _Result], seen: _Seen) -> _Result:
         raise
     except Exception as error:
         detail = first_line(error)
-        last = isinstance(seen.logits, Tensor) and fits(seen.logits, seen.targets, -1)
-        if what == "loss" and seen.kind == "classes" and last:
-            detail += " (torch wants the classes on axis 1: for cross-entropy over the last axis, leave loss= out)"
-        if what == "loss" and seen.kind == "other":
-            detail += " (wrap the loss in a function of (outputs, targets), and pass metric=)"
+        known = cure(seen.loss, seen.kind, seen.logits, seen.targets) if what == "loss" else ""
         raise ValueError(
             f"the {what} fails for the model's outputs ({described(seen.outputs)}) and targets "
-            f"({described(seen.targets)}): {detail}"
+            f"({described(seen.targets)}): {detail}{known}"
         ) from error

@@ -67,12 +67,14 @@ class Outlook:
     """Empty where something can."""
     metric: str = "accuracy"
     """What is measured, in a word or two."""
+    noticed: tuple[str, ...] = ()
+    """Remarks about model and data (`unusual.py`)."""
     notes: tuple[str, ...] = ()
     """Remarks about what was chosen for the user: no reason for a warning."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        found = [self.why_nothing_can_grow]
+        found = [*self.noticed, self.why_nothing_can_grow]
         learned = self.controller if isinstance(self.controller, LearnedController) else None
         if self.rent != RENT_RATE and learned is not None and not learned.reads_rent:
             found.append(
@@ -92,14 +94,20 @@ def outlook(
     ignored: int = IGNORED,
     metric: str = "accuracy",
     auto: bool = False,
+    noticed: Sequence[str] = (),
+    noted: Sequence[str] = (),
 ) -> Outlook:
-    """`auto`: the slots were chosen by rule, and a note says which."""
+    """`auto`: the slots were chosen by rule, and a note says which. `noticed` is warned of, `noted` only remarked."""
     affordable = tuple((slot.path, name) for slot in model.slots for name in sorted(model.growable(slot)))
     wanted = not isinstance(controller, NoGrowth)
     why = _why_nothing_can_grow(model, epochs) if wanted else ""
     chosen = ", ".join(slot.path for slot in model.slots)
-    notes = (f"slots='auto' chose {chosen}; esper.slots(model, example) lists every possible slot.",) if auto else ()
-    return Outlook(controller, epochs, rent, constant, ignored, affordable, why, metric, notes)
+    notes: tuple[str, ...] = (
+        (f"slots='auto' chose {chosen}; esper.slots(model, example) lists every possible slot.",) if auto else ()
+    )
+    notes += tuple(filter(None, noted))
+    warned = tuple(filter(None, noticed))
+    return Outlook(controller, epochs, rent, constant, ignored, affordable, why, metric, warned, notes)
 
 
 def _why_nothing_can_grow(model: GrowingModel, epochs: int) -> str:
