@@ -425,3 +425,10 @@ def test_a_checkpoint_of_a_run_with_other_options_is_refused(tmp_path: Path) -> 
     grow(epochs=9, checkpoint=tmp_path, controller="none")
     with pytest.raises(StateError, match="is of a run without keep_best"):
         grow(epochs=9, checkpoint=tmp_path, controller="none", keep_best=True)
+
+
+def test_a_run_that_kept_nothing_says_so() -> None:
+    pruning = Rules(training_epochs=1, blending_epochs=2, gradient_activity=0.0, shadow_benefit=100.0)
+    nothing = grow(rules=pruning, epochs=8)
+    assert [story.fate for story in nothing.history.seeds()] == [Stage.PRUNED]
+    assert "No seed was kept: the grown network is the host alone." in str(nothing.summary())

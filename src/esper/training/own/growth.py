@@ -220,7 +220,8 @@ class Growth(LoopUpdates):
             return super().begin_epoch()
 
     def end_epoch(self) -> EpochRecord:
-        """Measure, undo a broken epoch, let seeds move on. The record says what was done in this epoch, and why."""
+        """Measure, undo a broken epoch, let seeds move on. The record says what was decided before this
+        epoch, and why."""
         updates = self._updates.made
         with _modes_kept(self.model):
             record = super().end_epoch()

@@ -52,11 +52,14 @@ def seed_tables(history: History) -> Iterator[Rows | str]:
         tuple(_story(history, story) for story in stories),
         ("planted because", "because"),
         f"worth: validation {history.metric} with the seed minus without it, in points, ± standard error, as last "
-        "measured at its fullest strength (of a seed that never acted: its shadow benefit)",
+        "measured at its fullest strength (of a seed that never acted: its shadow benefit). Epochs count from 1; a "
+        "decision belongs to the epoch that follows it",
     )
     acting = [(story, story.value) for story in acting_seeds(history) if story.value is not None]
     if acting:
         yield _contributions(acting, history.metric)
+    elif not acting_seeds(history):
+        yield "No seed was kept: the grown network is the host alone."
 
 
 def _contributions(acting: Sequence[tuple[SeedStory, SeedValue]], metric: str) -> Rows:
