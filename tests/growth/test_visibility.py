@@ -672,3 +672,28 @@ def test_a_block_that_gets_the_mask_of_the_model_by_a_known_name_still_reads_bot
     hidden = torch.arange(TIME) >= torch.tensor([12, 9, 7, 12])[:, None]
     model = attach(Padded("inside").eval(), ["layer"], {"x": symbols(), "hidden": hidden})
     assert [slot.shape.visibility for slot in model.slots] == ["both"]
+
+
+class Finds(nn.Module):
+    """Attention, or a mean alone, over what is not 0 by its own reckoning; or over all."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.embed, self.read, self.head = nn.Embedding(SYMBOLS, 8), nn.Linear(3, 8), nn.Linear(8, 3)
+        self.layer, self.how = nn.Linear(8, 8), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        real = x.abs().sum(-1) > 0 if x.is_floating_point() else x != 0
+        if self.how == "all":
+            real = torch.ones_like(real)
+        h = self.read(x) if x.is_floating_point() else self.embed(x)
+        h = (h @ h.transpose(1, 2)).masked_fill(~real[:, None], -1e9).softmax(-1) @ h
+        h = self.layer(h).masked_fill(~real[..., None], 0.0)
+        return h if self.how == "each" else self.head(h.sum(1) / real.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("how", ["found", "each", "all"])
+@pytest.mark.parametrize("example", [symbols, steps], ids=["symbols", "steps"])
+def test_padding_that_a_host_finds_in_its_input_is_recognised(how: str, example: Callable[[], Tensor]) -> None:
+    (slot,) = attach(Finds(how).eval(), ["layer"], example()).slots
+    assert slot.shape.visibility == ("both" if how == "all" else "position")

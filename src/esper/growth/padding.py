@@ -17,6 +17,11 @@ from torch import Tensor, nn
 from esper.growth.flow import Passes, changed, differs
 from esper.growth.probe import arguments, untouched, with_batch
 
+LEAST_POSITIONS = 4
+"""Of an input whose end is taken away."""
+ALIKE = 1e-4
+"""Outputs of inputs of different length differ by more than rounding in the last place."""
+
 
 @dataclass(frozen=True, slots=True)
 class _Trial:
@@ -50,6 +55,55 @@ def padding_inputs(model: nn.Module, example: Any) -> dict[Any, Tensor | None]:
         if proven is not None or value.dtype == torch.bool:
             found[key] = None if proven is None else proven.showing
     return found
+
+
+def pads_itself(model: nn.Module, example: Any) -> bool:
+    """Whether the model finds padding in its input: what ends with one symbol, or with zeros, is the same without that
+    end, and what ends otherwise is not."""
+    example = with_batch(example, 2)
+    args, kwargs = arguments(example)
+    given: dict[Any, Any] = {**kwargs} if kwargs else {**dict(enumerate(args))}
+    series = [key for key, value in given.items() if isinstance(value, Tensor) and value.dim() in (2, 3)]
+    if len(series) != 1 or (value := given[series[0]]).shape[1] < LEAST_POSITIONS or value.dtype == torch.bool:
+        return False
+    if value.is_floating_point() != (value.dim() == 3):  # features, or what is no series of symbols
+        return False
+    with untouched(model):
+        passes = Passes(model, example)
+        return any(_ignores(passes, given, series[0], symbol) for symbol in _symbols(model, value))
+
+
+def _symbols(model: nn.Module, value: Tensor) -> set[int]:
+    """What may stand for padding: 0, the last symbol of an example, or what a table of embeddings names."""
+    if value.is_floating_point():
+        return {0}
+    named = {m.padding_idx for m in model.modules() if isinstance(m, nn.Embedding) and m.padding_idx is not None}
+    return {0, *value[:, -1].tolist(), *named}
+
+
+def _ignores(passes: Passes, given: dict[Any, Any], key: Any, symbol: int) -> bool:
+    value = given[key]
+    half = value.shape[1] // 2
+    real = value[value != symbol]
+    if len(real) == 0:
+        return False
+    start = torch.where(value[:, :half] == symbol, real[0], value[:, :half])
+    ends = [torch.full_like(value[:, half:], end) for end in (symbol, real[0])]
+
+    def outputs(tensor: Tensor) -> list[Tensor]:
+        found = passes.outputs(_as_inputs({**given, key: tensor}))
+        axes = [_axis(one, tensor.shape[1]) for one in found]
+        return [one if axis is None else one.narrow(axis, 0, half) for one, axis in zip(found, axes, strict=True)]
+
+    try:
+        alone, padded, longer = (outputs(torch.cat([start, *end], 1)) for end in ([], *([one] for one in ends)))
+        return _alike(alone, padded) and not _alike(alone, longer)
+    except Exception:  # the person's code, which may take one length alone
+        return False
+
+
+def _alike(some: list[Tensor], others: list[Tensor]) -> bool:
+    return all(torch.allclose(one, other, rtol=ALIKE, atol=ALIKE) for one, other in zip(some, others, strict=True))
 
 
 def hides(model: nn.Module, example: Any, name: str) -> bool:

@@ -27,7 +27,7 @@ from esper.errors import first_line
 from esper.growth.blueprints import VISIBILITIES, SlotShape, Visibility
 from esper.growth.flow import END, Flow, Mixer, Passes
 from esper.growth.graft import CACHES, MASKS, argument_names
-from esper.growth.padding import hides, padding_inputs
+from esper.growth.padding import hides, padding_inputs, pads_itself
 from esper.growth.probe import AttachError, Probe, arguments, input_tensors, untouched, with_batch
 
 
@@ -50,6 +50,8 @@ def find_visibility(
         padding = padding_inputs(model, example) if series else {}
         masked = bool(padding) or _is_masked(model, seen, {shape.sizes[0] for shape in series})
         found |= _tried(model, _hiding_nothing(example, padding), unknown)
+        if not masked and "both" in found.values() and pads_itself(model, example):  # a causal seed reads no end
+            found |= {path: "position" for path, shape in unknown.items() if shape in series and found[path] == "both"}
         trusted = not masked or hides(model, example, "attention_mask")
         for path, shape in unknown.items():
             if shape in series and not _shows_all(model, path, shape, found[path], seen, masked, trusted):
