@@ -105,18 +105,6 @@ def test_the_summary_fits_narrow_terminals(grown: Grown, columns: int, monkeypat
     assert "…" not in text
 
 
-def test_headings_name_what_was_measured() -> None:
-    def f_score(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
-        return 100.0 * (outputs.argmax(1) == targets).float()
-
-    assert "val f_score" in str(grow(epochs=1, controller="none", metric=f_score).summary())
-    y = (X.sum(1, keepdim=True), X[:50].sum(1, keepdim=True))
-    model = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 1))
-    explained = esper.grow(model, (X, y[0]), (X[:50], y[1]), slots=["1"], epochs=1, controller="none")
-    assert "val R²" in str(explained.summary())
-    assert "accuracy" not in str(explained.summary()) + repr(explained)
-
-
 def test_without_test_data_there_is_no_column_for_them() -> None:
     quick = grow(epochs=2, controller="none")
     assert "test" not in str(quick.summary())
@@ -425,10 +413,3 @@ def test_a_checkpoint_of_a_run_with_other_options_is_refused(tmp_path: Path) -> 
     grow(epochs=9, checkpoint=tmp_path, controller="none")
     with pytest.raises(StateError, match="is of a run without keep_best"):
         grow(epochs=9, checkpoint=tmp_path, controller="none", keep_best=True)
-
-
-def test_a_run_that_kept_nothing_says_so() -> None:
-    pruning = Rules(training_epochs=1, blending_epochs=2, gradient_activity=0.0, shadow_benefit=100.0)
-    nothing = grow(rules=pruning, epochs=8)
-    assert [story.fate for story in nothing.history.seeds()] == [Stage.PRUNED]
-    assert "No seed was kept: the grown network is the host alone." in str(nothing.summary())

@@ -1,4 +1,4 @@
-"""Whether growing paid: the figures, their noise, and what is said about both sets of data.
+"""What a summary says: whether growing paid, with its noise and both sets of data; the metric; that nothing was kept.
 
 Covers: R149
 """
@@ -9,9 +9,12 @@ from dataclasses import replace
 
 import pytest
 import torch
+from test_see_it import X, grow
 from torch import Tensor, nn
 
+import esper
 from esper.engine.measure import Evaluation
+from esper.lifecycle import Rules, Stage
 from esper.training.own.metric import own_score
 from esper.training.own.verdict import Compared, Verdict
 
@@ -70,3 +73,22 @@ def test_the_noise_is_that_of_paired_examples(whole: bool) -> None:
     paired = 100.0 * float((each[0] - each[1]).std()) / 400**0.5
     assert found.error == pytest.approx(paired, rel=0.7 if whole else 0.01)
     assert found.error < 0.7 * 100.0 * float(each[0].std()) / 400**0.5
+
+
+def test_headings_name_what_was_measured() -> None:
+    def f_score(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+        return 100.0 * (outputs.argmax(1) == targets).float()
+
+    assert "val f_score" in str(grow(epochs=1, controller="none", metric=f_score).summary())
+    y = (X.sum(1, keepdim=True), X[:50].sum(1, keepdim=True))
+    model = nn.Sequential(nn.Linear(2, 6), nn.ReLU(), nn.Linear(6, 1))
+    explained = esper.grow(model, (X, y[0]), (X[:50], y[1]), slots=["1"], epochs=1, controller="none")
+    assert "val R²" in str(explained.summary())
+    assert "accuracy" not in str(explained.summary()) + repr(explained)
+
+
+def test_a_run_that_kept_nothing_says_so() -> None:
+    pruning = Rules(training_epochs=1, blending_epochs=2, gradient_activity=0.0, shadow_benefit=100.0)
+    nothing = grow(rules=pruning, epochs=8)
+    assert [story.fate for story in nothing.history.seeds()] == [Stage.PRUNED]
+    assert "No seed was kept: the grown network is the host alone." in str(nothing.summary())
