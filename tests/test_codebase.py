@@ -67,3 +67,7 @@ def test_nothing_is_asked_whether_it_has_an_attribute() -> None:
 def test_no_file_is_too_long_to_read() -> None:
     too_long = {path.name: count for path in MODULES if (count := len(path.read_text("utf-8").splitlines())) > 420}
     assert too_long == {}
+
+
+def test_a_shell_completes_the_public_names_alone() -> None:
+    assert set(dir(esper)) == {*esper.__all__, "__version__"}

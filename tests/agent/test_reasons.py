@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import re
+from dataclasses import replace
 
 import pytest
 import torch
@@ -14,10 +15,12 @@ import torch
 from esper.actions import BLENDS, HEADS_USED, Action, Op
 from esper.agent.actor import PolicyActor
 from esper.agent.policies import LearnedController
+from esper.agent.reasons import _worth
 from esper.agent.shipped import shipped_path
 from esper.engine.eager import EagerEngine, EpochRecord
 from esper.env.observation import to_tensor
 from esper.env.situation import Situation, as_tensors, observe
+from esper.lifecycle import Contrast
 from esper.policy.distribution import FactoredPolicy
 from small_worlds import BUILT_IN, EAGER, learner_for
 
@@ -149,3 +152,18 @@ def test_where_nothing_else_is_possible_the_reason_says_so(learned: LearnedContr
     (action,) = learned.decide([observe(learner, 5, [])])
     assert (action.op, action.probability) == (Op.WAIT, pytest.approx(1.0))
     assert action.reason.startswith("nothing else is possible")
+
+
+@pytest.mark.parametrize(
+    ("op", "points", "said"),
+    [
+        (Op.FOSSILIZE, 9.0, "; its contribution +9.0 ± 0.5 is above its rent of 5.0"),
+        (Op.FOSSILIZE, 1.9, "; kept although its contribution +1.9 ± 0.5 is below its rent of 5.0"),
+        (Op.PRUNE, 1.9, "; its contribution +1.9 ± 0.5 is below its rent of 5.0"),
+        (Op.PRUNE, 9.0, "; removed although its contribution +9.0 ± 0.5 is above its rent of 5.0"),
+    ],
+)
+def test_a_decision_against_the_figures_is_said_to_be_one(op: Op, points: float, said: str, played: Played) -> None:
+    situation = played[0][0][0]
+    slot = replace(situation.slots[0], contribution=Contrast(points, 0.0, 0.5), parameters=situation.host_parameters)
+    assert _worth(op, slot, replace(situation, rent=5.0)) == said

@@ -606,3 +606,94 @@ def test_a_seed_is_not_counted_as_a_mask_reader_where_it_reads_none() -> None:
 def test_a_survey_says_what_each_slot_sees() -> None:
     make, example, expected = HOSTS["translator"]
     assert {path: shape.visibility for path, shape in survey(make(), list(expected), example()).slots} == expected
+
+
+# -- padding by any name ------------------------------------------------------------------------------------------
+
+
+class Told(nn.Module):
+    """Attention of one's own that is told what is padding: truth values, 1 where real or hidden, or lengths."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.embed, self.mix, self.layer, self.head = (
+            nn.Embedding(SYMBOLS, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 8),
+            nn.Linear(8, 3),
+        )
+        self.how = how
+
+    def forward(self, tokens: Tensor, told: Tensor) -> Tensor:
+        if self.how == "types":  # of tokens: nothing is hidden
+            hidden, more = torch.zeros_like(told, dtype=torch.bool), self.embed(told)
+        elif self.how == "lengths":
+            hidden, more = torch.arange(tokens.shape[1]) >= told[:, None], 0.0
+        else:
+            hidden, more = (told == 0 if self.how == "real" else told > 0), 0.0
+        h = self.mix(self.embed(tokens) + more)
+        h = (h @ h.transpose(1, 2)).masked_fill(hidden[:, None], -1e9).softmax(-1) @ h
+        h = self.layer(h).masked_fill(hidden[..., None], 0.0)
+        return self.head(h.sum(1) / (~hidden).sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("placed", [False, True])
+@pytest.mark.parametrize("how", ["truth", "hidden", "real", "lengths", "types"])
+def test_padding_is_recognised_by_what_it_does_not_by_its_name(how: str, placed: bool) -> None:
+    hidden = torch.arange(TIME) >= torch.tensor([12, 9, 7, 12])[:, None]
+    told = {"truth": hidden, "lengths": (~hidden).sum(1), "real": (~hidden).float()}.get(how, hidden.long())
+    example: Any = (symbols(), told) if placed else {"tokens": symbols(), "told": told}
+    sees = [slot.shape.visibility for slot in attach(Told(how).eval(), ["mix", "layer"], example).slots]
+    assert sees == (["both"] * 2 if how == "types" else ["position"] * 2)
+
+
+def test_padding_that_is_computed_inside_is_recognised_where_a_module_gets_it() -> None:
+    class Block(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(8, 8)
+
+        def forward(self, h: Tensor, pad: Tensor) -> Tensor:
+            return self.layer(h).masked_fill(pad[..., None], 0.0)
+
+    class Host(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.embed, self.block, self.head = nn.Embedding(SYMBOLS, 8), Block(), nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.head(self.block(self.embed(x), x == 0).sum(1))
+
+    model = attach(Host().eval(), ["embed", "block"], symbols())
+    assert [slot.shape.visibility for slot in model.slots] == ["position", "position"]
+
+
+def test_a_block_that_gets_the_mask_of_the_model_by_a_known_name_still_reads_both_sides() -> None:
+    hidden = torch.arange(TIME) >= torch.tensor([12, 9, 7, 12])[:, None]
+    model = attach(Padded("inside").eval(), ["layer"], {"x": symbols(), "hidden": hidden})
+    assert [slot.shape.visibility for slot in model.slots] == ["both"]
+
+
+class Finds(nn.Module):
+    """Attention, or a mean alone, over what is not 0 by its own reckoning; or over all."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.embed, self.read, self.head = nn.Embedding(SYMBOLS, 8), nn.Linear(3, 8), nn.Linear(8, 3)
+        self.layer, self.how = nn.Linear(8, 8), how
+
+    def forward(self, x: Tensor) -> Tensor:
+        real = x.abs().sum(-1) > 0 if x.is_floating_point() else x != 0
+        if self.how == "all":
+            real = torch.ones_like(real)
+        h = self.read(x) if x.is_floating_point() else self.embed(x)
+        h = (h @ h.transpose(1, 2)).masked_fill(~real[:, None], -1e9).softmax(-1) @ h
+        h = self.layer(h).masked_fill(~real[..., None], 0.0)
+        return h if self.how == "each" else self.head(h.sum(1) / real.sum(1, keepdim=True))
+
+
+@pytest.mark.parametrize("how", ["found", "each", "all"])
+@pytest.mark.parametrize("example", [symbols, steps], ids=["symbols", "steps"])
+def test_padding_that_a_host_finds_in_its_input_is_recognised(how: str, example: Callable[[], Tensor]) -> None:
+    (slot,) = attach(Finds(how).eval(), ["layer"], example()).slots
+    assert slot.shape.visibility == ("both" if how == "all" else "position")

@@ -102,8 +102,27 @@ def test_a_folder_that_is_used_again_keeps_no_network_of_an_earlier_run(tmp_path
     unpaid, paid = (quick_grow(epochs=14, rent=rent, control=True) for rent in (1000.0, 0.0))
     unpaid.save(tmp_path)
     (tmp_path / "ungrown" / "notes.txt").write_text("of the user")
+    for name in ("growth.png", "report.html"):
+        (tmp_path / name).write_text("of the earlier run")
+        os.utime(tmp_path / name, (paid.ended - 60.0, paid.ended - 60.0))
     paid.save(tmp_path)
     assert [path.name for path in (tmp_path / "ungrown").iterdir()] == ["notes.txt"]
+    assert not {"growth.png", "report.html"} & {path.name for path in tmp_path.iterdir()}
+
+    (tmp_path / "growth.png").write_text("of this run")
+    (tmp_path / "ungrown" / "notes.txt").unlink()
+    unpaid.save(tmp_path)
+    paid.save(tmp_path)
+    assert (tmp_path / "growth.png").exists()
+    assert not (tmp_path / "ungrown").exists()
+
+
+def test_somebody_elses_files_in_a_new_folder_stay(tmp_path: Path) -> None:
+    grown = quick_grow(epochs=4, controller="none")
+    (tmp_path / "report.html").write_text("of the user")
+    os.utime(tmp_path / "report.html", (0.0, 0.0))
+    grown.save(tmp_path)
+    assert (tmp_path / "report.html").exists()
 
 
 def test_the_same_seed_gives_the_same_model() -> None:

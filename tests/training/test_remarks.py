@@ -241,7 +241,7 @@ def test_the_default_controller_on_a_linear_host_is_said_to_end_at_chance(width:
     grown = grow(signs(2000, 0), signs(1000, 1), width)
     assert grown.validation.accuracy < 55.0
     assert grown.remarks[-1].startswith(
-        f"The run ended at chance: the validation metric is {grown.validation.accuracy:.1f} %"
+        f"The run ended at chance: the validation accuracy is {grown.validation.accuracy:.1f} %"
     )
     assert grown.remarks[-1].endswith(
         "Seeds that could be planted were not tried, such as mlp at 0 and mlp_small at 0: "
@@ -298,7 +298,18 @@ def test_a_metric_of_ones_own_is_compared_with_the_untrained_network() -> None:
     settings: dict[str, object] = {"metric": metric, "controller": Waiting(Action()), "epochs": 8, "optimizer": fast}
     assert len(grow(train, val, **settings).remarks) == 1
     still = grow(train, val, **{**settings, "optimizer": lambda p: torch.optim.SGD(p, lr=1e-12)})
-    assert "that of the untrained network is" in still.remarks[-1]
+    assert still.remarks[-1].startswith("The run did not clearly improve the network: the validation metric is ")
+
+
+def test_a_network_that_was_trained_before_is_not_said_to_be_at_chance() -> None:
+    train, val = halves(512, 0), halves(256, 1)
+    fast = lambda parameters: torch.optim.AdamW(parameters, lr=0.02)  # noqa: E731
+    first = grow(train, val, controller="none", epochs=10, optimizer=fast)
+    settings: dict[str, object] = {"slots": ["0"], "epochs": 6, "controller": Waiting(Action()), "device": "cpu"}
+    again = esper.grow(first.model, train, val, **settings)  # type: ignore[arg-type]
+    assert first.validation.accuracy > 90.0
+    assert again.remarks[-1].startswith("The run did not clearly improve the network: the validation accuracy is ")
+    assert f"and was {first.validation.accuracy:.1f} % before training. " in again.remarks[-1]
 
 
 def test_nothing_is_said_of_chance_when_all_was_tried_or_nothing_could_be() -> None:

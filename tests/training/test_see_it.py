@@ -87,8 +87,10 @@ def test_the_summary_has_what_was_measured(grown: Grown, monkeypatch: pytest.Mon
         f"{grown.parameters:,}",
         quantity(grown.flops or 0),
     ]
-    assert f"{grown.control.accuracy:.1f} %" in next(line for line in text.splitlines() if "not grown" in line)
-    assert f"{grown.history.untrained:.1f} %" in next(line for line in text.splitlines() if "untrained" in line)
+    assert grown.control_validation is not None
+    ungrown = " ".join(next(line for line in text.splitlines() if "not grown" in line).split())
+    assert f"{grown.control_validation.accuracy:.1f} % {grown.control.accuracy:.1f} %" in ungrown
+    assert f"{grown.history.untrained:.1f} %" in next(line for line in text.splitlines() if "before training" in line)
     for story in grown.history.seeds():
         assert any(line.split()[:2] == [story.slot, story.blueprint] for line in text.splitlines())
     assert all(f"note: {remark.split()[0]}" in text for remark in grown.remarks)

@@ -83,15 +83,22 @@ def _expectation(points: float | None) -> str:
 def _measured(op: int, slot: int, situation: Situation) -> str:
     """What was known about the seed that is kept or pruned; of the network, where one is planted."""
     if op != Op.GERMINATE:
-        return _worth(situation.slots[slot], situation)
+        return _worth(op, situation.slots[slot], situation)
     if not situation.history:
         return ""
     return f"; accuracy {situation.history[-1].measured.accuracy:.1f} %"
 
 
-def _worth(slot: SlotView, situation: Situation) -> str:
+def _worth(op: int, slot: SlotView, situation: Situation) -> str:
+    """Against its rent. A policy may decide against these two numbers: the reason must not read like the opposite."""
     for name, found in (("contribution", slot.contribution), ("shadow benefit", slot.shadow_benefit)):
         if found is not None:
             due = seed_rent(slot.parameters, situation.host_parameters, situation.rent)
-            return f"; {name} {found.accuracy:+z.1f} ± {found.error:.1f} for a rent of {due:.1f}"
+            covers = found.accuracy >= due
+            as_usual = covers == (op == Op.FOSSILIZE)
+            though = "" if as_usual else f"{'kept' if op == Op.FOSSILIZE else 'removed'} although "
+            return (
+                f"; {though}its {name} {found.accuracy:+z.1f} ± {found.error:.1f} is {'above' if covers else 'below'} "
+                f"its rent of {due:.1f}"
+            )
     return ""

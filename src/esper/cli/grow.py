@@ -134,7 +134,7 @@ class Grow:
             )
             if recorder is not None:
                 recorder.end({**grown.history.to_json(), "result": grown.result()})
-            remarks = [*grown.remarks, *grown.save(out).warnings]
+            remarks = [*grown.save(out).warnings]
         title = f"{problem.title}; controller: {grown.history.controller}"
         if missing := drawn(plot_history, out / "growth.png", grown.history, title):
             remarks.append(missing)
@@ -298,7 +298,7 @@ def facts_of(grown: Grown, problem: GrowthProblem, out: Path) -> dict[str, Any]:
         "test_accuracy": None if grown.test is None else grown.test.accuracy,
         "test_accuracy_not_grown": grown.control.accuracy if grown.control and grown.test else None,
         "val_accuracy": grown.validation.accuracy,
-        "val_accuracy_not_grown": grown.control.accuracy if grown.control and not grown.test else None,
+        "val_accuracy_not_grown": grown.control_validation.accuracy if grown.control_validation else None,
         "score": grown.score,
         "score_not_grown": grown.control_score,
         "paid": grown.paid,
@@ -320,10 +320,10 @@ def facts_of(grown: Grown, problem: GrowthProblem, out: Path) -> dict[str, Any]:
 
 
 def show(console: Console, grown: Grown, problem: GrowthProblem, out: Path, remarks: Sequence[str]) -> None:
-    from esper.training.own.summary import result_table, seed_tables
+    from esper.training.own.summary import notes_of, result_table, seed_tables
 
     Report((*seed_tables(grown.history), result_table(grown, problem.title))).show(console)
-    for remark in remarks:
+    for remark in (*notes_of(grown), *remarks):
         note(console, remark)
     names = ", ".join(sorted(path.name for path in out.iterdir()))
     console.print(f"Saved in {out}: {names}", soft_wrap=True)

@@ -48,7 +48,7 @@ def _growth_story(view: Mapping[str, Any], result: Mapping[str, Any], played: Ma
     kept = [one for one in played["changes"] if one["target"] == "FOSSILIZED"]
     removed = [one for one in played["changes"] if one["target"] == "PRUNED"]
     grown, control = result.get("test_accuracy"), result.get("control_accuracy")
-    said = [f"{len(kept)} seeds became part of the network, {len(removed)} were removed."]
+    said = [f"Seeds that became part of the network: {len(kept)}; removed: {len(removed)}."]
     if known(grown) and known(control):
         said.insert(0, f"Growing changed the test accuracy from {control:.1f} % to {grown:.1f} %.")
     elif known(view["accuracy"]):
@@ -68,7 +68,7 @@ def _decisions(played: Mapping[str, Any]) -> Html:
         for step in played["steps"]
         if step["op"] != "WAIT"
     ]
-    return table(["epoch", "operation", "seed → slot", "why", "accuracy then"], rows, (0, 4))
+    return table(["epoch", "operation", "seed → slot", "why", "accuracy after the epoch"], rows, (0, 4))
 
 
 def _changes(played: Mapping[str, Any]) -> Html:

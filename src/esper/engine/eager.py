@@ -22,7 +22,9 @@ class EpochRecord:
     """All that happened to one learner in one epoch."""
 
     epoch: int
+    """Counted from 0; whatever people read counts from 1."""
     effect: Effect
+    """What was decided before the epoch, and why."""
     trained: TrainReport
     measured: Evaluation
     """The network at the end of the epoch; after a rollback, the restored one."""

@@ -25,7 +25,7 @@ from esper.growth.model import GrowingModel, Survey, planted_modules
 from esper.growth.probe import AttachError, probe
 from esper.growth.replay import find_taps
 from esper.growth.style import find_styles
-from esper.growth.visibility import find_visibility
+from esper.growth.visibility import check_words, find_visibility
 from esper.lifecycle import Rules
 from esper.tables import quantity
 
@@ -57,6 +57,8 @@ def attach(
     `visibility` says what a seed may read: "both" sides, "causal" (nothing later) or "position" (itself alone), for all
     slots or by path or pattern. What is not said is found by looking at the model, and so is the style of its seeds.
     """
+    if isinstance(blueprints, str):
+        raise AttachError(f"blueprints must be a list of names, such as [{blueprints!r}]")
     for name in blueprints or ():
         if name not in blueprint_names():
             raise AttachError(f"unknown blueprint {name!r}: choose some of {', '.join(blueprint_names())}")
@@ -82,6 +84,7 @@ def survey(
 ) -> Survey:
     """Look at the model where the slots shall be. What is found holds for every model of the same architecture."""
     check_model(model)
+    check_words(visibility)
     auto = isinstance(slots, str) and slots == AUTO
     paths = [] if auto else _matching_paths(model, _named(slots))
     seen = probe(model, example)

@@ -89,7 +89,10 @@ def slot_shape(model: nn.Module, path: str, seen: Probe, layouts: Mapping[str, s
     if calls == 0:
         raise AttachError(f"slot {path!r} is never called in a forward pass: choose a module inside or around it")
     if calls > 1:
-        raise AttachError(f"slot {path!r} is called {calls} times in a forward pass; a slot needs exactly one call")
+        raise AttachError(
+            f"slot {path!r} is called {calls} times in a forward pass; a slot needs exactly one call: choose "
+            "a module inside or around it"
+        )
     two, three = (slot_tensor(path, calls_made[module].output) for calls_made in seen.passes)
     if (two.shape[:1], three.shape[:1]) != ((2,), (3,)):
         raise AttachError(

@@ -139,25 +139,9 @@ class Passes:
             except Exception as error:
                 yield error
 
-    def reads_hidden(self, name: str) -> bool:
-        """Whether anything visible follows what a mask [batch, time] of this name, 0 where it hides, should hide."""
-        mask = arguments(self._example)[1].get(name)
-        if not isinstance(mask, Tensor) or mask.dim() != 2 or mask.shape[1] < 2:
-            return False
-        length = mask.shape[1]
-        half = (length + 1) // 2
-        mask = torch.cat([torch.ones_like(mask[:, :half]), torch.zeros_like(mask[:, half:])], 1)
-        given = {**self._example, name: mask}
-        plain = self._run(given, {})[END]
-        for key, value in given.items():
-            if key != name and isinstance(value, Tensor) and value.dim() > 1 and value.shape[1] == length:
-                given[key] = _changed(value, 1, slice(half, None))
-        for before, after in zip(plain, self._run(given, {})[END], strict=True):
-            by_position = before.dim() > 1 and before.shape[1] == length
-            differs = _differs(before, after)
-            if bool((differs[:, :half] if by_position else differs).any()):
-                return True
-        return False
+    def outputs(self, example: Any) -> Sequence[Tensor]:
+        """What the network gives for another example of the same form."""
+        return self._run(example, {}).get(END, ())
 
     def _followed(
         self, plain: _Pass, example: Any, axis: InputAxis, mixers: Mapping[str, Mixer]
@@ -169,7 +153,7 @@ class Passes:
             before = plain[name][number] if number < len(plain.get(name, ())) else None
             if before is None or before.shape != tensor.shape:
                 return  # a pass that takes another way through the network
-            gap = _differs(before, tensor)
+            gap = differs(before, tensor)
             axes = [a for a in range(1, tensor.dim()) if tensor.shape[a] > 1 and name == END]
             axes += [a for a in range(1, tensor.dim()) if tensor.shape[a] == axis.length and name != END]
             vectors = {(number, a): gap.movedim(a, 0).flatten(1).any(1) for a in axes}
@@ -225,7 +209,7 @@ def _noisy(model: nn.Module, least: float) -> Iterator[None]:
             parameter.data = value
 
 
-def _differs(before: Tensor, after: Tensor) -> Tensor:
+def differs(before: Tensor, after: Tensor) -> Tensor:
     """Where two tensors differ by more than rounding; what is infinite or no number in both does not."""
     same = (before == after) | (before.isnan() & after.isnan())
     largest = torch.where(before.isfinite(), before.abs(), 0.0).max()
@@ -280,14 +264,14 @@ def _changes(example: Any) -> Iterator[tuple[list[Any], list[Any], InputAxis]]:
                 continue
             axis = InputAxis(value.shape[number])
             parts = [[slice(cut, None) for cut in axis.cuts], [slice(None, cut) for cut in axis.cuts]]
-            late, early = ([{**given, key: _changed(value, number, part)} for part in some] for some in parts)
+            late, early = ([{**given, key: changed(value, number, part)} for part in some] for some in parts)
             if kwargs:
                 yield late, early, axis
             else:
                 yield [tuple(x.values()) for x in late], [tuple(x.values()) for x in early], axis
 
 
-def _changed(value: Tensor, axis: int, part: slice) -> Tensor:
+def changed(value: Tensor, axis: int, part: slice) -> Tensor:
     """Other values in a part of an axis; symbols become other symbols of the example."""
     where = (slice(None),) * axis + (part,)
     old, new = value[where], value.clone()

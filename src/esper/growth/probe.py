@@ -6,7 +6,7 @@ The model is left as it was: modes, buffers and random numbers.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +18,8 @@ from torch import Tensor, nn
 from esper.errors import first_line
 from esper.growth.graft import argument_names
 from esper.growth.slot import preserved_buffers, preserved_modes, preserved_rng
+
+CASTS = {torch.float32: "x.float()", torch.float64: "x.double()", torch.bfloat16: "x.bfloat16()"}
 
 
 class AttachError(ValueError):
@@ -104,7 +106,23 @@ def try_batch(model: nn.Module, inputs: Any) -> Any:
             f"{v.dtype} {list(v.shape)}" if isinstance(v, Tensor) else type(v).__name__
             for v in (*args, *kwargs.values())
         )
-        raise AttachError(f"{type(model).__name__} does not accept the example batch ({given}): {detail}") from error
+        raise AttachError(
+            f"{type(model).__name__} does not accept the example batch ({given}): {detail}"
+            + _cure(model, detail, [*args, *kwargs.values()])
+        ) from error
+
+
+def _cure(model: nn.Module, detail: str, given: Sequence[Any]) -> str:
+    """Of inputs whose type is not the weights'."""
+    wanted = next((p.dtype for p in model.parameters() if p.is_floating_point()), None)
+    wrong = [v for v in given if isinstance(v, Tensor) and v.dtype != wanted]
+    if not wrong or wanted is None or "type" not in detail:
+        return ""
+    if "indices" in detail:
+        return " (an embedding takes whole numbers: pass x.long())"
+    return (
+        f" (the model's weights are {str(wanted).removeprefix('torch.')}: pass {CASTS.get(wanted, f'x.to({wanted})')})"
+    )
 
 
 def input_tensors(inputs: Any) -> list[Tensor]:

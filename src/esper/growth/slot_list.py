@@ -20,7 +20,7 @@ from esper.growth.probe import AttachError, probe
 from esper.growth.seed import parameter_count
 from esper.growth.style import find_styles
 from esper.growth.tensors import count_parameters
-from esper.growth.visibility import visible_slots
+from esper.growth.visibility import check_words, visible_slots
 from esper.tables import Report, Rows, quantity
 
 SHAPES_ABREAST = 5
@@ -141,6 +141,7 @@ def slots(
         raise AttachError(f"the model must be a torch.nn.Module, not {type(model).__name__}")
     model = getattr(model, "_orig_mod", model)  # of torch.compile
     check_model(model)
+    check_words(visibility)
     seen = probe(model, example)
     places = find_candidates(model, seen, layouts or {})
     chosen = set(pick(model, seen, places))

@@ -16,7 +16,7 @@ causal networks, a seed reads single positions.
 from __future__ import annotations
 
 import fnmatch
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +27,8 @@ from esper.errors import first_line
 from esper.growth.blueprints import VISIBILITIES, SlotShape, Visibility
 from esper.growth.flow import END, Flow, Mixer, Passes
 from esper.growth.graft import CACHES, MASKS, argument_names
-from esper.growth.probe import AttachError, Probe, input_tensors, untouched, with_batch
+from esper.growth.padding import hides, padding_inputs, pads_itself
+from esper.growth.probe import AttachError, Probe, arguments, input_tensors, untouched, with_batch
 
 
 def find_visibility(
@@ -45,14 +46,24 @@ def find_visibility(
             found[path] = _for_layout(word, shape)
     unknown = {path: shape for path, shape in shapes.items() if path not in found}
     if unknown:
-        found |= _tried(model, example, unknown)
-        trusted = _masks_mean_what_they_are_called(model, example, seen)
+        series = [shape for shape in unknown.values() if shape.layout in ("sequence", "conv1d")]
+        padding = padding_inputs(model, example) if series else {}
+        masked = bool(padding) or _is_masked(model, seen, {shape.sizes[0] for shape in series})
+        found |= _tried(model, _hiding_nothing(example, padding), unknown)
+        if not masked and "both" in found.values() and pads_itself(model, example):  # a causal seed reads no end
+            found |= {path: "position" for path, shape in unknown.items() if shape in series and found[path] == "both"}
+        trusted = not masked or hides(model, example, "attention_mask")
         for path, shape in unknown.items():
-            if shape.layout in ("sequence", "conv1d") and not _shows_all(
-                model, path, shape, found[path], seen, trusted
-            ):
+            if shape in series and not _shows_all(model, path, shape, found[path], seen, masked, trusted):
                 found[path] = "position"
     return found
+
+
+def _hiding_nothing(example: Any, padding: Mapping[Any, Tensor | None]) -> Any:
+    """Padding in the example looks like a future that nothing reads."""
+    args, kwargs = arguments(with_batch(example, 2))
+    shown = {key: value for key, value in padding.items() if value is not None}
+    return {**kwargs, **shown} if kwargs else tuple(shown.get(place, value) for place, value in enumerate(args))
 
 
 def visible_slots(
@@ -84,13 +95,18 @@ def _for_layout(word: Visibility, shape: SlotShape) -> Visibility:
     return "position" if word == "causal" and shape.layout == "conv2d" else word
 
 
+def check_words(given: str | Mapping[str, str] | None) -> None:
+    """Refuse what means nothing, before any slot is looked at."""
+    for word in [given] if isinstance(given, str) else (given or {}).values():
+        if word not in VISIBILITIES:
+            raise AttachError(f"unknown visibility {word!r}: choose one of {', '.join(VISIBILITIES)}")
+
+
 def _given(path: str, given: str | Mapping[str, str] | None) -> Visibility | None:
     named = {"*": given} if isinstance(given, str) else given or {}
     for pattern, word in named.items():
-        if word not in VISIBILITIES:
-            raise AttachError(f"unknown visibility {word!r}: choose one of {', '.join(VISIBILITIES)}")
         if fnmatch.fnmatchcase(path, pattern):
-            return word
+            return word  # type: ignore[return-value]  # it was checked
     return None
 
 
@@ -98,7 +114,13 @@ def _given(path: str, given: str | Mapping[str, str] | None) -> Visibility | Non
 
 
 def _shows_all(
-    model: nn.Module, path: str, shape: SlotShape, visibility: Visibility, seen: Probe, trusted: bool
+    model: nn.Module,
+    path: str,
+    shape: SlotShape,
+    visibility: Visibility,
+    seen: Probe,
+    masked: bool,
+    trusted: bool,
 ) -> bool:
     """Whether the slot's module is given what a seed must respect: the host's padding masks and key-value cache.
 
@@ -113,27 +135,34 @@ def _shows_all(
         return False
     inputs = seen.passes[1][module].inputs(module)
     own = any(name in MASKS and isinstance(value, Tensor) for name, value in inputs.items())
-    if not own and not _is_masked(seen):
+    if not own and not masked:
         return True
     return trusted and shape.layout == "sequence" and _reads_its_mask(module, shape, seen)
 
 
-def _masks_mean_what_they_are_called(model: nn.Module, example: Any, seen: Probe) -> bool:
-    """Tried where it can be: does an `attention_mask` of the model itself hide what is 0?"""
-    if not _is_masked(seen):
-        return True
-    with untouched(model):
-        return not Passes(model, with_batch(example, 2)).reads_hidden("attention_mask")
-
-
-def _is_masked(seen: Probe) -> bool:
-    """Whether any module gets information about padding: a mask, or a packed sequence."""
+def _is_masked(model: nn.Module, seen: Probe, lengths: Collection[int]) -> bool:
+    """Whether any module gets information about padding: a mask by its name, a packed sequence, or truth values, one
+    for each position of a slot. (Those that the model itself gets are tried: `padding.py`.)"""
     for module, call in seen.passes[1].items():
         for name, value in call.inputs(module).items():
-            square = isinstance(value, Tensor) and value.dim() == 2 and value.shape[0] == value.shape[1] != 3
-            if isinstance(value, PackedSequence) or (isinstance(value, Tensor) and "mask" in name and not square):
+            if isinstance(value, PackedSequence):
+                return True
+            if isinstance(value, Tensor) and "mask" in name and not _is_square(value):
+                return True
+            if isinstance(value, Tensor) and module is not model and _is_truth_by_position(value, lengths):
                 return True
     return False
+
+
+def _is_square(value: Tensor) -> bool:
+    return value.dim() == 2 and value.shape[0] == value.shape[1] != 3  # 3 examples
+
+
+def _is_truth_by_position(value: Tensor, lengths: Collection[int]) -> bool:
+    """[batch, positions] of the pass with 3 examples, or the same to be broadcast over heads and queries."""
+    if value.dtype != torch.bool or value.dim() < 2 or value.shape[0] != 3:
+        return False
+    return value.shape[-1] in lengths and value.numel() == 3 * value.shape[-1]
 
 
 def _reads_its_mask(module: nn.Module, shape: SlotShape, seen: Probe) -> bool:

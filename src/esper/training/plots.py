@@ -100,7 +100,7 @@ def plot_history(path: Path | None, history: History, title: str = "") -> Any:
             for axes in (top, bottom):
                 axes.axvspan(history.kept + 0.5, len(accuracies) + 0.5, color="#000000", alpha=0.06, linewidth=0)
             top.plot([], [], color="#000000", alpha=0.12, linewidth=8, label=f"after the best epoch, {history.kept}")
-        top.set_ylabel("validation accuracy (%)")
+        top.set_ylabel(f"validation {history.metric} (%)")
         top.set_title(title, loc="left")
         top.legend(loc="best", framealpha=0.8, edgecolor="none")
         top.grid(alpha=0.25)

@@ -128,9 +128,17 @@ def checked_values(outputs: Any, targets: Tensor) -> Tensor:
     if values.shape != targets.shape:
         raise ObjectiveError(
             f"the model gives {described(values)} and the targets are {described(targets)}: reshape the targets to "
-            "the outputs' shape (or the outputs), or pass loss= and metric="
+            f"the outputs' shape (or the outputs), or pass loss= and metric={_if_classes(values, targets)}"
         )
     return values
+
+
+def _if_classes(values: Tensor, targets: Tensor) -> str:
+    """About real targets that look like class numbers: one whole number for as many outputs as it may name."""
+    if values.dim() != 2 or values.shape[1] < 2 or targets.shape != values.shape[:1]:
+        return ""
+    whole = bool(((targets >= 0) & (targets < values.shape[1]) & (targets == targets.round())).all())
+    return "; if they are class numbers, pass them as integers, y.long()" if whole else ""
 
 
 def checked_outputs(outputs: Any) -> Tensor:

@@ -28,6 +28,7 @@ from esper.policy.controller import Controller
 from esper.tasks.feed import Feed, chunks
 from esper.tasks.registry import Task, percent_correct
 from esper.training.catalogue import as_controller
+from esper.training.own.arguments import explained
 from esper.training.own.data import (
     Data,
     as_feed,
@@ -44,11 +45,24 @@ from esper.training.own.objective import check_test, fit_objective, integers_are
 from esper.training.own.optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
 from esper.training.own.remarks import outlook, warn_user
 from esper.training.own.run import OnEpoch, given_back, run_growth
+from esper.training.own.unusual import ignored_batch_size, thawed, validates_on_training
 from esper.training.own.watch import watching
 
 AT_LEAST_1 = Count(1, LARGEST_NUMBER)
+ANY = Count(-LARGEST_NUMBER, LARGEST_NUMBER - 1)
+BATCH = 128
+"""Examples of an update, where nothing is said."""
 
 
+@explained(
+    "esper.grow",
+    "such as optimizer=lambda parameters: torch.optim.AdamW(parameters, {}=0.1)",
+    {
+        "val_data": "val_data is missing: pass data to validate on, as esper.grow(model, (x, y), (x_val, y_val))",
+        "": "pass the model, the training data and the validation data, as esper.grow(model, (x, y), (x_val, y_val)), "
+        "and all else by name",
+    },
+)
 def grow(
     model: nn.Module,
     train_data: Data,
@@ -63,7 +77,7 @@ def grow(
     metric_scale: Scale | None = None,
     optimizer: MakeOptimizer | None = None,
     scheduler: MakeScheduler | None = None,
-    batch_size: int = 128,
+    batch_size: int = BATCH,
     updates_per_epoch: int | None = None,
     budget: int | None = None,
     max_seeds: int | None = None,
@@ -119,6 +133,7 @@ def grow(
     check_number("epochs", epochs, AT_LEAST_1)
     check_number("batch_size", batch_size, AT_LEAST_1)
     check_number("updates_per_epoch", updates_per_epoch, AT_LEAST_1._replace(optional=True))  # None: one pass over data
+    check_number("seed", seed, ANY)
     check_number("patience", patience, AT_LEAST_1._replace(optional=True))
     rent = check_rent(rent)
     decider = as_controller(controller)
@@ -156,6 +171,7 @@ def grow(
     test = None if held_out is None else evaluation_batches(held_out, where, feed, objective.classes, objective.ignored)
     if test is not None:
         check_test(host, test, objective)
+    noticed = (ignored_batch_size(batch_size, BATCH, train), thawed(model), objective.remark)
     before = outlook(
         growing,
         decider,
@@ -163,11 +179,14 @@ def grow(
         rent,
         constant=objective.constant,
         ignored=objective.ignored,
+        metric=objective.metric,
         auto=isinstance(slots, str),
+        noticed=noticed,
+        noted=(validates_on_training(train, val),),
     )
     with given_back(growing):
         bare = without_labels(host, example)
-        with watching(progress, growing, epochs, on_epoch) as noted:
+        with watching(progress, growing, epochs, on_epoch, metric=objective.metric) as noted:
             return run_growth(
                 learners,
                 before,

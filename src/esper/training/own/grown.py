@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+import time
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -24,6 +26,8 @@ from esper.training.own.summary import acting_seeds, one_line, summary_of
 from esper.training.plots import plot_history
 from esper.training.speed import stopwatch
 
+VIEWS = ("growth.png", "report.html")
+"""What commands make of a saved result, beside it."""
 WARM_UP, PASSES = 3, 20
 """Forward passes that are not timed, and those whose median is the latency."""
 
@@ -51,6 +55,12 @@ class Grown:
     """The run was stopped before its last epoch."""
     remarks: tuple[str, ...] = ()
     """A sentence each: why nothing grew, that the run ended at chance, …"""
+    verdict: str = ""
+    """Whether growing paid, with the figures of all data and their noise; empty where `paid` is None."""
+    control_validation: Evaluation | None = None
+    """The control on the validation data, also where there are test data."""
+    ended: float = field(default_factory=time.time, repr=False)
+    """When the run ended, in seconds since 1970: a picture in a folder that is older shows another run."""
 
     @property
     def parameters(self) -> int:
@@ -110,14 +120,22 @@ class Grown:
 
     def save(self, directory: str | Path) -> Saved:
         """Write the model in its portable forms, and its history, into `directory`; where growing did not pay, also the
-        network without growth, into `directory`/ungrown."""
-        saved = save(self.model, directory, self.example, history={**self.history.to_json(), "result": self.result()})
-        other = Path(directory) / "ungrown"
+        network without growth, into `directory`/ungrown. All files of a result that was saved there before are
+        replaced or removed; no others."""
+        folder = Path(directory)
+        used = any((folder / name).exists() for name in (ARCHITECTURE, *FILES))
+        saved = save(self.model, folder, self.example, history={**self.history.to_json(), "result": self.result()})
+        other = folder / "ungrown"
         if self.paid is False and self.ungrown is not None:
             save(self.ungrown, other, self.example)
-        elif (other / ARCHITECTURE).exists():  # of another model that was saved here before
+        elif (other / ARCHITECTURE).exists():
             for name in (ARCHITECTURE, *FILES):
                 (other / name).unlink(missing_ok=True)
+            with suppress(OSError):  # somebody's own files are in it
+                other.rmdir()
+        for view in VIEWS if used else ():
+            if (folder / view).is_file() and (folder / view).stat().st_mtime < self.ended:
+                (folder / view).unlink()
         return saved
 
     def result(self) -> dict[str, Any]:

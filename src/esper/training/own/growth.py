@@ -33,6 +33,7 @@ from esper.lifecycle import Rules
 from esper.policy.controller import Controller
 from esper.tasks.feed import LoaderFeed
 from esper.training.catalogue import as_controller
+from esper.training.own.arguments import explained
 from esper.training.own.average import WeightAverage
 from esper.training.own.checkpoint import read_state, write_state
 from esper.training.own.data import (
@@ -60,6 +61,16 @@ class Growth(LoopUpdates):
     In the loop: `backward(batch)`, your clipping, `step()`; after each epoch `end_epoch()`; at the end `finish()`.
     """
 
+    @explained(
+        "esper.Growth",
+        "which your loop makes: torch.optim.AdamW(model.parameters(), {}=0.1)",
+        {
+            "validate": "validate= is missing: pass data by which seeds are measured, such as validate=(x_val, y_val)",
+            "epochs": "epochs= is missing: say how many your loop makes",
+            "optimizer": "the optimizer is missing: esper.Growth(model, optimizer, validate=…, epochs=…)",
+            "": "pass the model and the optimizer, and all else by name",
+        },
+    )
     def __init__(
         self,
         model: nn.Module,
@@ -115,7 +126,9 @@ class Growth(LoopUpdates):
             check_rent(rent),
             constant=objective.constant,
             ignored=objective.ignored,
+            metric=objective.metric,
             auto=isinstance(slots, str),
+            noticed=(objective.remark,),
         )
         for remark in self._outlook.remarks:
             warn_user(remark)
@@ -207,7 +220,8 @@ class Growth(LoopUpdates):
             return super().begin_epoch()
 
     def end_epoch(self) -> EpochRecord:
-        """Measure, undo a broken epoch, let seeds move on. The record says what was done in this epoch, and why."""
+        """Measure, undo a broken epoch, let seeds move on. The record says what was decided before this
+        epoch, and why."""
         updates = self._updates.made
         with _modes_kept(self.model):
             record = super().end_epoch()

@@ -40,6 +40,8 @@ class History:
     """Validation accuracy before the first update."""
     control: tuple[float, ...] = ()
     """Validation accuracy of the same host without growth, by epoch, if it was trained."""
+    metric: str = "accuracy"
+    """What the accuracies are, in a word or two."""
     kept: int | None = None
     """Epochs after which the network was what is kept, with `keep_best`; None: all of them."""
 

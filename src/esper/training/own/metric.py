@@ -44,6 +44,8 @@ Scale = Literal["fraction", "percent"]
 
 FEW_CLASSES = 20
 """With so few, an untrained model is right in more than one example of a hundred."""
+LONGEST_NAME = 16
+"""Characters of a heading."""
 ROUNDING = 1e-4
 """How far a fraction may be above 1 in single precision."""
 
@@ -104,6 +106,12 @@ def has_state(metric: Any) -> bool:
 def _name(metric: Any) -> str:
     function = metric.func if isinstance(metric, partial) else metric
     return str(getattr(function, "__name__", type(function).__name__))
+
+
+def metric_name(metric: Any) -> str:
+    """For a heading; a function without a name of its own, or a long one, is the metric."""
+    name = _name(metric)
+    return name if name.isidentifier() and len(name) <= LONGEST_NAME else "metric"
 
 
 def _lower_is_better(metric: Any) -> bool:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import partial
 from itertools import islice
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +23,7 @@ from esper.growth.slot import preserved_rng
 from esper.tasks.batches import LABELS, Batch
 from esper.tasks.feed import IGNORED, Feed, LoaderFeed, TensorFeed, check_classes
 from esper.tasks.registry import cross_entropy
+from esper.training.own.cures import check_loss, cure, if_one_hot
 from esper.training.own.default_metrics import (
     ObjectiveError,
     checked_classes,
@@ -35,7 +36,8 @@ from esper.training.own.default_metrics import (
     logits_of,
     variance_explained,
 )
-from esper.training.own.metric import Scale, check_metric, fit_metric, is_torch_loss
+from esper.training.own.metric import Scale, check_metric, fit_metric, is_torch_loss, metric_name
+from esper.training.own.unusual import gives_probabilities
 
 Constant = Literal["class", "mean"]
 """The most frequent class, or the mean of the targets."""
@@ -93,6 +95,18 @@ class Objective:
     """The class number that is left out."""
     constant: Constant | None = None
     """Which prediction that never changes a default metric can be compared with."""
+    metric: str = "accuracy"
+    """What the score is, in a word or two, for tables."""
+    remark: str = ""
+    """What is unusual about outputs and loss."""
+
+
+class _Judge(NamedTuple):
+    """A default metric."""
+
+    score: Score
+    constant: Constant | None = None
+    name: str = "accuracy"
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,15 +155,25 @@ def fit_objective(
     found = _tried("loss", lambda: chosen(seen.outputs, seen.targets), seen)
     if not isinstance(found, Tensor) or found.dim() > 0:
         raise ValueError(f"the loss must give one number, a tensor without axes, not {described(found)}")
-    constant: Constant | None = None
     if metric is None:
-        score, constant = _default_score(seen, ignored)
-        _tried("metric", lambda: score(seen.outputs, seen.targets), seen)
+        judge = _default_score(seen, ignored)
+        _tried("metric", lambda: judge.score(seen.outputs, seen.targets), seen)
     else:
         count = _class_count(seen) or (2 if seen.yes_or_no else None)
         tries = _tries(model, seen)
         score = _tried("metric", lambda: fit_metric(metric, metric_scale, tries, count), seen)
-    return Objective(chosen, score, classes, ignored, constant)
+        judge = _Judge(score, None, metric_name(metric))
+    return Objective(chosen, judge.score, classes, ignored, judge.constant, judge.name, _unusual(seen))
+
+
+def _unusual(seen: _Seen) -> str:
+    function = seen.loss.func if isinstance(seen.loss, partial) else seen.loss
+    softmax = function is F.cross_entropy or isinstance(function, nn.CrossEntropyLoss)
+    if softmax and isinstance(seen.logits, Tensor):
+        return gives_probabilities(seen.logits, 1)
+    if function is None and not seen.model_has_loss and not seen.train_targets.is_floating_point():
+        return gives_probabilities(seen.logits, class_axis(seen.logits, seen.targets))
+    return ""
 
 
 def check_test(model: nn.Module, batches: Callable[[], Iterable[Batch]], objective: Objective) -> None:
@@ -174,15 +198,9 @@ def _check_targets(seen: _Seen) -> None:
 
 
 def _on_device(loss: Any, targets: Tensor) -> Any:
-    if isinstance(loss, type) and issubclass(loss, nn.Module):
-        raise ValueError(f"loss= is the class {loss.__name__}: pass an object of it, {loss.__name__}()")
+    check_loss(loss)
     if not isinstance(loss, nn.Module):
         return loss
-    if any(parameter.requires_grad for parameter in loss.parameters()):
-        raise ValueError(
-            "the loss has parameters of its own, which would not be trained: put them into the model, or freeze them "
-            "with requires_grad_(False)"
-        )
     return copy.deepcopy(loss).to(targets.device)  # it may have weights of classes
 
 
@@ -240,22 +258,22 @@ def squared_error(outputs: Any, targets: Tensor) -> Tensor:
 # -- metric -------------------------------------------------------------------------------------------------------
 
 
-def _default_score(seen: _Seen, ignored: int) -> tuple[Score, Constant | None]:
+def _default_score(seen: _Seen, ignored: int) -> _Judge:
     match seen.kind:
         case "classes":
-            return classes_right(1, ignored), None if seen.targets.is_floating_point() else "class"
+            return _Judge(classes_right(1, ignored), None if seen.targets.is_floating_point() else "class")
         case "signs":
-            return labels_right(0.0, 0.5), None
+            return _Judge(labels_right(0.0, 0.5))
         case "margins":
-            return labels_right(0.0, 0.0), None
+            return _Judge(labels_right(0.0, 0.0))
         case "probabilities":
-            return labels_right(0.5, 0.5), None
+            return _Judge(labels_right(0.5, 0.5))
         case "values":
-            return variance_explained(_variance(seen)), "mean"
+            return _Judge(variance_explained(_variance(seen)), "mean", "R²")
         case "counts":
             settings = seen.loss.keywords if isinstance(seen.loss, partial) else vars(seen.loss)
             rate = torch.exp if settings.get("log_input", True) else None
-            return variance_explained(_variance(seen), rate), None
+            return _Judge(variance_explained(_variance(seen), rate), None, "R²")
         case "other":
             raise ObjectiveError("this loss does not say what is right: pass metric=, a function of (outputs, targets)")
     if seen.loss is None and seen.model_has_loss:
@@ -265,44 +283,46 @@ def _default_score(seen: _Seen, ignored: int) -> tuple[Score, Constant | None]:
             raise ObjectiveError(
                 "the targets are yes or no, and nothing says whether outputs are logits or probabilities: pass a loss "
                 "of torch, such as loss=torch.nn.BCEWithLogitsLoss(), or metric=, a function of (outputs, targets)"
+                + if_one_hot(seen.targets)
             )
-        return variance_explained(_variance(seen)), "mean"
+        return _Judge(variance_explained(_variance(seen)), "mean", "R²")
     return _class_score(class_axis(seen.logits, seen.targets), seen, ignored)
 
 
-def _class_score(axis: int, seen: _Seen, ignored: int) -> tuple[Score, Constant | None]:
+def _class_score(axis: int, seen: _Seen, ignored: int) -> _Judge:
     """Language models are judged by loss: the share of symbols that they get right moves little while they learn."""
     if axis == -1 and seen.logits.dim() == 3:
-        return likelihood(ignored=ignored), None
-    return classes_right(axis, ignored), "class"
+        return _Judge(likelihood(ignored=ignored), None, "likelihood")
+    return _Judge(classes_right(axis, ignored), "class")
 
 
-def _score_like_models_loss(seen: _Seen) -> tuple[Score, Constant | None]:
+def _score_like_models_loss(seen: _Seen) -> _Judge:
     """What the model's own loss compares is found out by computing it from logits and labels in each way."""
     logits, labels, loss = seen.logits, seen.targets, float(seen.outputs.loss)
     rounding = max(1e-5, 4 * torch.finfo(seen.outputs.loss.dtype).eps) * max(1.0, abs(loss))
-    candidates: list[tuple[float, Score]] = []
+    candidates: list[tuple[float, _Judge]] = []
     if not isinstance(logits, Tensor):
         pass
     elif not labels.is_floating_point() and logits.shape[:-1] == labels.shape:
-        score = classes_right(-1) if logits.dim() == 2 else likelihood()
-        candidates.append((float(cross_entropy(logits.float(), labels)), score))
+        plain = _Judge(likelihood(), None, "likelihood")
+        judge = _Judge(classes_right(-1), "class") if logits.dim() == 2 else plain
+        candidates.append((float(cross_entropy(logits.float(), labels)), judge))
         if logits.dim() == 3 and labels.shape[1] > 1:
             after = float(cross_entropy(logits[:, :-1].float(), labels[:, 1:]))
-            candidates.append((after, likelihood(shifted=True)))
+            candidates.append((after, _Judge(likelihood(shifted=True), None, "likelihood")))
     elif labels.is_floating_point() and logits.numel() == labels.numel():
         values = logits.float().view_as(labels)
-        candidates.append((float(F.mse_loss(values, labels)), _reshaped(variance_explained(_variance(seen)))))
-        candidates.append(
-            (float(F.binary_cross_entropy_with_logits(values, labels)), _reshaped(labels_right(0.0, 0.5)))
-        )
-    fitting = [score for value, score in candidates if abs(value - loss) <= rounding]
+        explained = _Judge(_reshaped(variance_explained(_variance(seen))), None, "R²")
+        candidates.append((float(F.mse_loss(values, labels)), explained))
+        right = _Judge(_reshaped(labels_right(0.0, 0.5)))
+        candidates.append((float(F.binary_cross_entropy_with_logits(values, labels)), right))
+    fitting = [judge for value, judge in candidates if abs(value - loss) <= rounding]
     if len(fitting) != 1:
         raise ObjectiveError(
             "it cannot be seen how the model's own loss compares logits and labels: pass metric=, a function of "
             "(outputs, labels)"
         )
-    return fitting[0], "class" if logits.dim() == 2 and not labels.is_floating_point() else None
+    return fitting[0]
 
 
 def _reshaped(score: Score) -> Score:
@@ -371,12 +391,8 @@ def _tried(what: str, function: Callable[[], _Result], seen: _Seen) -> _Result:
         raise
     except Exception as error:
         detail = first_line(error)
-        last = isinstance(seen.logits, Tensor) and fits(seen.logits, seen.targets, -1)
-        if what == "loss" and seen.kind == "classes" and last:
-            detail += " (torch wants the classes on axis 1: for cross-entropy over the last axis, leave loss= out)"
-        if what == "loss" and seen.kind == "other":
-            detail += " (wrap the loss in a function of (outputs, targets), and pass metric=)"
+        known = cure(seen.loss, seen.kind, seen.logits, seen.targets) if what == "loss" else ""
         raise ValueError(
             f"the {what} fails for the model's outputs ({described(seen.outputs)}) and targets "
-            f"({described(seen.targets)}): {detail}"
+            f"({described(seen.targets)}): {detail}{known}"
         ) from error

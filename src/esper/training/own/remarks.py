@@ -65,12 +65,16 @@ class Outlook:
     """(slot, blueprint): what fits and could be planted in the network as it is now."""
     why_nothing_can_grow: str
     """Empty where something can."""
+    metric: str = "accuracy"
+    """What is measured, in a word or two."""
+    noticed: tuple[str, ...] = ()
+    """Remarks about model and data (`unusual.py`)."""
     notes: tuple[str, ...] = ()
     """Remarks about what was chosen for the user: no reason for a warning."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        found = [self.why_nothing_can_grow]
+        found = [*self.noticed, self.why_nothing_can_grow]
         learned = self.controller if isinstance(self.controller, LearnedController) else None
         if self.rent != RENT_RATE and learned is not None and not learned.reads_rent:
             found.append(
@@ -88,15 +92,22 @@ def outlook(
     *,
     constant: Constant | None,
     ignored: int = IGNORED,
+    metric: str = "accuracy",
     auto: bool = False,
+    noticed: Sequence[str] = (),
+    noted: Sequence[str] = (),
 ) -> Outlook:
-    """`auto`: the slots were chosen by rule, and a note says which."""
+    """`auto`: the slots were chosen by rule, and a note says which. `noticed` is warned of, `noted` only remarked."""
     affordable = tuple((slot.path, name) for slot in model.slots for name in sorted(model.growable(slot)))
     wanted = not isinstance(controller, NoGrowth)
     why = _why_nothing_can_grow(model, epochs) if wanted else ""
     chosen = ", ".join(slot.path for slot in model.slots)
-    notes = (f"slots='auto' chose {chosen}; esper.slots(model, example) lists every possible slot.",) if auto else ()
-    return Outlook(controller, epochs, rent, constant, ignored, affordable, why, notes)
+    notes: tuple[str, ...] = (
+        (f"slots='auto' chose {chosen}; esper.slots(model, example) lists every possible slot.",) if auto else ()
+    )
+    notes += tuple(filter(None, noted))
+    warned = tuple(filter(None, noticed))
+    return Outlook(controller, epochs, rent, constant, ignored, affordable, why, metric, warned, notes)
 
 
 def _why_nothing_can_grow(model: GrowingModel, epochs: int) -> str:
@@ -169,7 +180,7 @@ def remarks(before: Outlook, history: History, accuracy: float, untrained: float
     planted = {(story.slot, story.blueprint) for story in stories}
     untried = [pair for pair in before.affordable if pair not in planted]
     if untried and len(history.records) == before.epochs:  # a run that was stopped may not have got that far
-        found.append(_ended_at_chance(before, accuracy, untrained, targets, untried))
+        found.append(_learnt_nothing(before, accuracy, untrained, targets, untried))
     found += [_too_dear(history), _harmful(history)]
     return (*before.notes, *before.remarks, *(remark for remark in found if remark))
 
@@ -245,12 +256,19 @@ def _why_nothing_was_grown(before: Outlook, records: Sequence[EpochRecord]) -> s
     return f"{who} {waited}: {'; '.join(counted)}."
 
 
-def _ended_at_chance(
+def _learnt_nothing(
     before: Outlook, accuracy: float, untrained: float, targets: Targets, untried: Sequence[tuple[str, str]]
 ) -> str:
-    """Empty where the network is better than chance by two standard errors."""
-    level, margin, source = _chance(before, untrained, targets)
-    if not accuracy <= level + margin:
+    """Empty where the network is better than chance, and than it was, by two standard errors."""
+    margin = LEAST_EXPLAINED if before.constant == "mean" else _luck(untrained, targets)
+    if at_chance := _at_chance(before, accuracy, targets):
+        said = f"The run ended at chance: {at_chance}"
+    elif accuracy <= untrained + margin:  # of a network that was trained before, say
+        said = (
+            f"The run did not clearly improve the network: the validation {before.metric} is {accuracy:.1f} %, and was "
+            f"{untrained:.1f} % before training."
+        )
+    else:
         return ""
     ranks = {name: rank for rank, name in enumerate(ROTATION)}
     likely = sorted(untried, key=lambda pair: ranks.get(pair[1], len(ranks)))  # stable: slots stay in their order
@@ -260,21 +278,24 @@ def _ended_at_chance(
         remedy = f'controller "heuristic", {remedy}'
     if before.rent > 0.0 and isinstance(before.controller, LearnedController):
         remedy = f"a rent of 0 (accuracy at any size), {remedy}"
-    return (
-        f"The run ended at chance: the validation metric is {accuracy:.1f} %, and {source} {level:.1f} %. "
-        f"Seeds that could be planted were not tried, such as {seeds}: try {remedy}."
-    )
+    return f"{said} Seeds that could be planted were not tried, such as {seeds}: try {remedy}."
 
 
-def _chance(before: Outlook, untrained: float, targets: Targets) -> tuple[float, float, str]:
-    """What chance gives, how much more may be luck, and whose figure it is."""
+def _at_chance(before: Outlook, accuracy: float, targets: Targets) -> str:
+    """Against a prediction that never changes; empty where the network is better, or no such prediction is known."""
+    ours = f"the validation {before.metric} is {accuracy:.1f} %"
     if before.constant == "mean":
-        return 0.0, LEAST_EXPLAINED, "predicting the mean gives"
-    level, source = untrained, "that of the untrained network is"
-    if targets.most_frequent is not None and targets.most_frequent >= level:
-        level, source = targets.most_frequent, "the most frequent class alone gives"
+        return f"{ours}, and predicting the mean gives 0.0 %." if accuracy <= LEAST_EXPLAINED else ""
+    most = targets.most_frequent
+    if most is None or not accuracy <= most + _luck(most, targets):
+        return ""
+    return f"{ours}, and the most frequent class alone gives {most:.1f} %."
+
+
+def _luck(level: float, targets: Targets) -> float:
+    """Two standard errors of a share of the examples."""
     share = min(1.0, max(0.0, level / 100.0))
-    return level, 200.0 * (share * (1.0 - share) / max(1, targets.examples)) ** 0.5, source
+    return 200.0 * float((share * (1.0 - share) / max(1, targets.examples)) ** 0.5)
 
 
 def _listed(names: Sequence[str]) -> str:

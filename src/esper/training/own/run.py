@@ -17,7 +17,7 @@ from esper.engine.counterfactual import SeedValue, seed_values
 from esper.engine.eager import EpochRecord
 from esper.engine.learner import Learner
 from esper.engine.measure import Evaluation, evaluate, gather
-from esper.env.rent import RENT_RATE, extra_rent, score
+from esper.env.rent import RENT_RATE, extra_rent
 from esper.errors import first_line
 from esper.growth.costs import flops_per_example, seed_flops
 from esper.growth.model import GrowingModel, Survey
@@ -35,6 +35,7 @@ from esper.training.own.grown import Grown
 from esper.training.own.history import History
 from esper.training.own.remarks import Outlook, Targets, remarks
 from esper.training.own.stepper import Stepper
+from esper.training.own.verdict import Compared, Verdict
 
 OnEpoch = Callable[[EpochRecord, EpochRecord | None], None]
 """Called after every epoch with what happened to the growing model, and to the control if there is one."""
@@ -207,13 +208,25 @@ def finish_growth(
         host_flops=host_flops,
         untrained=trained.untrained.accuracy,
         control=trained.control,
+        metric=before.metric,
         kept=trained.kept,
     )
     held_out, untested = _held_out(learners, test)
     targets = Targets(grown.feed.validation, before)
     validation = [_evaluate_export(grown, exported, targets)]
     validation += [_evaluate(one, one.feed.validation) for one in learners[1:]]
-    paid, unpaid = _paid(model, validation, before.rent)
+    verdict = None
+    if len(learners) > 1 and model.joined:
+        networks = (exported, learners[1].model)
+        sets = [(validation, grown.feed.validation), *([(held_out, test)] if held_out and test else [])]
+        compared = [Compared.of(found, networks, batches, grown.score) for found, batches in sets]
+        verdict = Verdict(
+            compared[0],
+            compared[1] if len(compared) > 1 else None,
+            (model.acting_parameters, model.host_parameters),
+            before.rent,
+            before.metric,
+        )
     return Grown(
         model=exported,
         history=history,
@@ -221,32 +234,19 @@ def finish_growth(
         test=held_out[0] if held_out else None,
         control=(held_out or validation)[1] if len(learners) > 1 else None,
         ungrown=plain_model(learners[1].model, share=True).eval() if len(learners) > 1 else None,
-        paid=paid,
+        paid=None if verdict is None else verdict.paid,
+        verdict="" if verdict is None else verdict.text,
+        control_validation=validation[1] if len(learners) > 1 else None,
         example=example,
         interrupted=trained.interrupted,
         remarks=(
             *remarks(before, history, validation[0].accuracy, trained.untrained.accuracy, targets),
             *why_ended,
             *untested,
-            *unpaid,
+            *([verdict.text] if verdict is not None and not verdict.paid else []),
             *problem,
             *uncounted,
         ),
-    )
-
-
-def _paid(model: GrowingModel, validation: Sequence[Evaluation], rent: float) -> tuple[bool | None, tuple[str, ...]]:
-    """Whether growing was worth its price; and a remark, if not. None where nothing grew, or without a control."""
-    if len(validation) < 2 or not model.joined:
-        return None, ()
-    host = model.host_parameters
-    grown, control = validation[0].accuracy, validation[1].accuracy
-    if score(grown, model.acting_parameters, host, rent) > control:
-        return True, ()
-    price = f" at {model.acting_parameters / host:.2f} times its size (rent {rent:g})" if rent else ""
-    return False, (
-        f"Growing did not pay: without growth the validation metric is {control:.1f} %, with it {grown:.1f} %{price}. "
-        "`ungrown` is the network without growth.",
     )
 
 

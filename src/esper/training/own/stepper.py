@@ -187,7 +187,8 @@ class Stepper:
         for name, value in self._identity().items():
             if state["run"].get(name) != value:
                 raise StateError(
-                    f"the state is of another run: its {name} is {state['run'].get(name)!r}, not {value!r}"
+                    f"the state is of another run: its {name} is {state['run'].get(name)!r}, not {value!r} (a "
+                    "new run needs another place for its state, or that one without the old files)"
                 )
         learner, model = self.learner, self.learner.model
         self._set_network(state)

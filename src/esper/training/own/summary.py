@@ -20,7 +20,13 @@ if TYPE_CHECKING:
 def summary_of(grown: Grown) -> Report:
     """The tables, then what should not be left to guess."""
     title = f"{type(grown.model).__name__}, grown by {grown.history.controller}"
-    return Report((*seed_tables(grown.history), result_table(grown, title), *map("note: {}".format, grown.remarks)))
+    notes = map("note: {}".format, notes_of(grown))
+    return Report((*seed_tables(grown.history), result_table(grown, title), *notes))
+
+
+def notes_of(grown: Grown) -> list[str]:
+    """The remarks, and where growing paid that it did: nothing to remark on, but the first thing to know."""
+    return [*grown.remarks, *([grown.verdict] if grown.paid else [])]
 
 
 def one_line(grown: Grown) -> str:
@@ -28,8 +34,9 @@ def one_line(grown: Grown) -> str:
     found, kind = (grown.test, "test") if grown.test is not None else (grown.validation, "validation")
     acting = len(acting_seeds(grown.history))
     return (
-        f"<Grown {type(grown.model).__name__}: {found.accuracy:.1f} % {kind} accuracy, {grown.parameters:,} parameters "
-        f"({grown.history.host_parameters:,} before), {acting} seed{'s' * (acting != 1)} kept; .summary() says more>"
+        f"<Grown {type(grown.model).__name__}: {found.accuracy:.1f} % {kind} {grown.history.metric}, "
+        f"{grown.parameters:,} parameters ({grown.history.host_parameters:,} before), "
+        f"{acting} seed{'s' * (acting != 1)} kept; .summary() says more>"
     )
 
 
@@ -44,15 +51,18 @@ def seed_tables(history: History) -> Iterator[Rows | str]:
         ("slot", "seed", "epochs", "planted because", "became", "because", "worth"),
         tuple(_story(history, story) for story in stories),
         ("planted because", "because"),
-        "worth: validation accuracy with the seed minus without it, in points, ± standard error, as last measured at "
-        "its fullest strength (of a seed that never acted: its shadow benefit)",
+        f"worth: validation {history.metric} with the seed minus without it, in points, ± standard error, as last "
+        "measured at its fullest strength (of a seed that never acted: its shadow benefit). Epochs count from 1; a "
+        "decision belongs to the epoch that follows it",
     )
     acting = [(story, story.value) for story in acting_seeds(history) if story.value is not None]
     if acting:
-        yield _contributions(acting)
+        yield _contributions(acting, history.metric)
+    elif not acting_seeds(history):
+        yield "No seed was kept: the grown network is the host alone."
 
 
-def _contributions(acting: Sequence[tuple[SeedStory, SeedValue]]) -> Rows:
+def _contributions(acting: Sequence[tuple[SeedStory, SeedValue]], metric: str) -> Rows:
     rows = [(s.slot, s.blueprint, *_cost(s), _points(v.contribution), _points(v.shapley)) for s, v in acting]
     parameters, flops = sum(s.parameters or 0 for s, _ in acting), sum(s.flops or 0 for s, _ in acting)
     gain = sum(value.shapley.accuracy for _, value in acting)
@@ -61,20 +71,23 @@ def _contributions(acting: Sequence[tuple[SeedStory, SeedValue]]) -> Rows:
         "What the seeds of the final network contribute",
         ("slot", "seed", "parameters", "FLOPs", "leave-one-out", "Shapley value"),
         tuple(rows),
-        note="leave-one-out: points of validation accuracy lost without this seed, ± standard error; Shapley value: "
+        note=f"leave-one-out: points of validation {metric} lost without this seed, ± standard error; Shapley value: "
         "its gain averaged over the orders in which the seeds could be added, so that the values sum to the gain of "
-        "all",
+        "all. None of them is the gain over no growth, because host and seeds have adapted to each other",
     )
 
 
 def result_table(grown: Grown, title: str) -> Rows:
     """The network before, without growth and with it."""
     history, tested = grown.history, grown.test is not None
-    control = "not trained" if grown.control is None else _percent(grown.control.accuracy)
+    control, validated = (
+        "not trained" if found is None else _percent(found.accuracy)
+        for found in (grown.control, grown.control_validation)
+    )
     host = (f"{history.host_parameters:,}", _flops(history.host_flops))
-    rows = [  # the control was measured on the test data, if there are any
-        ("untrained", _percent(history.untrained), "–", "–", *host),
-        ("same host, not grown", "–" if tested else control, control, _number(grown.control_score), *host),
+    rows = [  # of a model that was trained before, the start is not chance
+        ("before training", _percent(history.untrained), "–", "–", *host),
+        ("same host, not grown", validated, control, _number(grown.control_score), *host),
         (
             "grown",
             _percent(grown.validation.accuracy),
@@ -84,15 +97,16 @@ def result_table(grown: Grown, title: str) -> Rows:
             _flops(grown.flops),
         ),
     ]
-    headings: tuple[str, ...] = ("", "val accuracy", "test accuracy", "score", "parameters", "FLOPs per example")
-    shown = [i for i in range(len(headings)) if tested or headings[i] != "test accuracy"]
+    metric = history.metric
+    headings: tuple[str, ...] = ("", f"val {metric}", f"test {metric}", "score", "parameters", "FLOPs per example")
+    shown = [i for i in range(len(headings)) if tested or headings[i] != f"test {metric}"]
     what = "test" if tested else "validation"
     return Rows(
         title,
         tuple(headings[i] for i in shown),
         tuple(tuple(row[i] for i in shown) for row in rows),
         headings[:1],
-        f"score: {what} accuracy minus rent, {grown.rent:g} points per extra host-size of parameters",
+        f"score: {what} {metric} minus rent, {grown.rent:g} points per extra host-size of parameters",
     )
 
 

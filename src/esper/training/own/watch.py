@@ -22,7 +22,12 @@ EPOCHS_BETWEEN_LINES = 10
 
 @contextmanager
 def watching(
-    progress: bool | Console, model: GrowingModel, epochs: int, on_epoch: OnEpoch | None, name: str = ""
+    progress: bool | Console,
+    model: GrowingModel,
+    epochs: int,
+    on_epoch: OnEpoch | None,
+    name: str = "",
+    metric: str = "accuracy",
 ) -> Iterator[OnEpoch | None]:
     """What is to be called after every epoch, so that a person sees it; `progress` may be where they look."""
     if progress is False:
@@ -30,7 +35,7 @@ def watching(
         return
     console = progress if isinstance(progress, Console) else Console(stderr=True, markup=False, emoji=False)
     kind: type[NotebookWatch | TerminalWatch] = NotebookWatch if console.is_jupyter else TerminalWatch
-    watch = kind(console, name or type(model.host).__name__, epochs, [slot.path for slot in model.slots])
+    watch = kind(console, name or type(model.host).__name__, epochs, [slot.path for slot in model.slots], metric)
 
     def both(record: EpochRecord, control: EpochRecord | None) -> None:
         watch(record, control)
@@ -44,12 +49,12 @@ def watching(
 class TerminalWatch(Watch):
     """A live table while a person watches; a line every few epochs when the output goes to a file."""
 
-    def __init__(self, console: Console, name: str, epochs: int, slots: Sequence[str]) -> None:
+    def __init__(self, console: Console, name: str, epochs: int, slots: Sequence[str], metric: str) -> None:
         what = TextColumn("growing {task.description}", markup=False)
         self.bar = Progress(what, BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
         self.job = self.bar.add_task(name, total=epochs)
         super().__init__(console, self.bar)
-        self.epochs, self.slots = epochs, slots
+        self.epochs, self.slots, self.metric = epochs, slots, metric
 
     def __call__(self, record: EpochRecord, control: EpochRecord | None) -> None:
         self.bar.update(self.job, completed=record.epoch + 1)
@@ -59,11 +64,11 @@ class TerminalWatch(Watch):
             table = self._table(record, control)
             self.live.update(Group(self.bar, table) if fits(self.console, table) else self.bar)
         elif (record.epoch + 1) % EPOCHS_BETWEEN_LINES == 0 or record.epoch + 1 == self.epochs:
-            self.console.print(f"epoch {record.epoch + 1}/{self.epochs}: {_line(record)}", highlight=False)
+            self.console.print(f"epoch {record.epoch + 1}/{self.epochs}: {_line(record, self.metric)}", highlight=False)
 
     def _table(self, record: EpochRecord, control: EpochRecord | None) -> Table:
         table = Table(box=None, pad_edge=False)
-        for name in ("train loss", "val loss", "val accuracy", "not grown", "parameters", *self.slots):
+        for name in ("train loss", "val loss", f"val {self.metric}", "not grown", "parameters", *self.slots):
             table.add_column(name)
         table.add_row(
             f"{record.trained.loss:.3f}",
@@ -79,11 +84,11 @@ class TerminalWatch(Watch):
 class NotebookWatch:
     """One output of the cell, written anew after every epoch. (What rich shows there needs a package more.)"""
 
-    def __init__(self, console: Console, name: str, epochs: int, slots: Sequence[str]) -> None:
+    def __init__(self, console: Console, name: str, epochs: int, slots: Sequence[str], metric: str) -> None:
         from IPython import display  # noqa: PLC0415  (only a notebook has it)
 
         self._ipython: Any = display
-        self.name, self.epochs, self.slots = name, epochs, slots
+        self.name, self.epochs, self.slots, self.metric = name, epochs, slots, metric
         self._broken: list[str] = []
         self._shown: Any = None
 
@@ -98,7 +103,7 @@ class NotebookWatch:
     def __call__(self, record: EpochRecord, control: EpochRecord | None) -> None:
         if record.verdict is not None:
             self._broken.append(f"epoch {record.epoch + 1} broke and was undone: {record.verdict.message}")
-        line = _line(record) + (f", not grown {control.measured.accuracy:.1f} %" if control else "")
+        line = _line(record, self.metric) + (f", not grown {control.measured.accuracy:.1f} %" if control else "")
         seeds = [
             f"{path} {stage.name.lower()} {alpha:.2f}"
             for path, stage, alpha in zip(self.slots, record.stages, record.alphas, strict=True)
@@ -112,8 +117,8 @@ class NotebookWatch:
         return f"<div>growing {escape(self.name)} {bar} {done}/{self.epochs}<br>{text}</div>"
 
 
-def _line(record: EpochRecord) -> str:
+def _line(record: EpochRecord, metric: str) -> str:
     return (
-        f"loss {record.trained.loss:.3f}, val accuracy {record.measured.accuracy:.1f} %, "
+        f"loss {record.trained.loss:.3f}, val {metric} {record.measured.accuracy:.1f} %, "
         f"{record.parameters:,} parameters"
     )
