@@ -12,6 +12,7 @@ import pytest
 
 from esper.cli import COMMANDS, doctor, main
 from esper.cli.doctor import Finding
+from esper.training.speed import Work, training_speed
 
 Capture = pytest.CaptureFixture[str]
 
@@ -20,6 +21,7 @@ Capture = pytest.CaptureFixture[str]
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "EPOCHS", 2)
     monkeypatch.setattr(doctor, "EPISODES", 1)
+    monkeypatch.setattr(doctor, "SECONDS", 0.01)
 
 
 def test_a_sound_installation_is_one_line_for_each_check(capsys: Capture) -> None:
@@ -57,6 +59,26 @@ def test_a_check_that_fails_is_a_line_and_not_the_end(monkeypatch: pytest.Monkey
     first, second = capsys.readouterr().out.splitlines()
     assert first == "broken  devices: RuntimeError: no kernel image is available"
     assert second.startswith("ok      folder: ")
+
+
+@pytest.mark.parametrize(("alone", "verdict", "says"), [(60.0, "note", "6.0 times"), (11.0, "ok", "not train faster")])
+def test_threads_that_slow_a_small_network_down_are_a_note(
+    monkeypatch: pytest.MonkeyPatch, capsys: Capture, alone: float, verdict: str, says: str
+) -> None:
+    threads = [3]
+    monkeypatch.setattr("torch.get_num_threads", lambda: threads[-1])
+    monkeypatch.setattr("torch.set_num_threads", threads.append)
+    monkeypatch.setattr("esper.training.speed.training_speed", lambda *_: alone if threads[-1] == 1 else 10.0)
+    monkeypatch.setattr(doctor, "CHECKS", (doctor._threads,))
+    assert main(["doctor"]) == 0
+    line = capsys.readouterr().out
+    assert line.startswith(verdict)
+    assert says in line
+    assert threads == [3, 1, 3]  # as it was
+
+
+def test_a_small_network_is_timed_at_the_threads_of_now() -> None:
+    assert training_speed(Work(channels=(2, 2, 2), size=4, batch=4, updates=1, validation=4), 0.01) > 0.0
 
 
 def test_a_damaged_controller_is_broken(monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -32,8 +32,9 @@ OPTIONAL = {
 LEAST_PYTHON = (3, 11)
 EPOCHS, EPISODES = 8, 3
 """How long the speed of a device is measured: about a second on one core."""
-FASTER_WITH_ONE_THREAD = 4
-"""With so many threads or more, small networks spend their time waiting for threads."""
+SECONDS = 0.3
+"""How long each number of threads is measured."""
+CLEARLY_FASTER = 1.2
 
 Verdict = Literal["ok", "note", "broken"]
 
@@ -117,14 +118,26 @@ def _controllers() -> Iterator[Finding]:
 
 
 def _threads() -> Iterator[Finding]:
+    """Threads that wait for each other can cost small networks several times the work; how much depends on the load."""
     import torch
+
+    from esper.training.evaluation import one_thread
+    from esper.training.speed import WORKS, training_speed
 
     threads, cores = torch.get_num_threads(), os.cpu_count() or 1
     said = f"{threads} of torch on {cores} cores"
-    if threads >= FASTER_WITH_ONE_THREAD:
-        yield Finding("threads", "note", f"{said}; OMP_NUM_THREADS=1 is faster for small networks")
-    else:
+    if threads == 1:
         yield Finding("threads", "ok", said)
+        return
+    many = training_speed(WORKS["tiny"], SECONDS)
+    with one_thread():
+        ratio = training_speed(WORKS["tiny"], SECONDS) / many
+    if ratio < CLEARLY_FASTER:
+        yield Finding("threads", "ok", f"{said}; a small network would not train faster with one")
+    else:
+        yield Finding(
+            "threads", "note", f"{said}; a small network trains {ratio:.1f} times as fast with one: OMP_NUM_THREADS=1"
+        )
 
 
 def _folder() -> Iterator[Finding]:
@@ -135,10 +148,14 @@ def _folder() -> Iterator[Finding]:
 
 
 def _devices() -> Iterator[Finding]:
-    """A second of growing on the CPU and on each GPU."""
+    """A second of growing on the CPU, with one thread as in all commands, and on each GPU."""
     import torch
 
-    yield _speed(torch.device("cpu"), platform.processor() or platform.machine())
+    from esper.training.evaluation import one_thread
+
+    with one_thread():
+        cpu = _speed(torch.device("cpu"), platform.processor() or platform.machine())
+    yield cpu
     for index in range(torch.cuda.device_count()):
         memory = torch.cuda.get_device_properties(index).total_memory / 2**30
         name = f"{torch.cuda.get_device_name(index)}, {memory:.0f} GiB, CUDA {torch.version.cuda}"
@@ -156,7 +173,7 @@ def _speed(device: torch.device, name: str) -> Finding:
     from esper.training.speed import WORKS, measure_steps
 
     speed = measure_steps(WORKS["tiny"], 1, device, graphs=False, horizon=EPOCHS, episodes=EPISODES)
-    return Finding(str(device), "ok", f"{name}; {speed.per_second:,.0f} epochs a second of a tiny growing network")
+    return Finding(str(device), "ok", f"{name}; {speed.per_second:,.3g} epochs a second of a tiny growing network")
 
 
 CHECKS = (_program, _packages, _controllers, _threads, _folder, _devices)

@@ -148,6 +148,17 @@ def measure_images(
     return Speed(str(work), hosts, _engine(graphs, compiled), precision, median(rates), min(rates), max(rates))
 
 
+def training_speed(work: Work, seconds: float) -> float:
+    """Epochs a second of one bare host on the CPU, with the threads that torch has now."""
+    learner = task_learner(generated_images(work), 0, 1000)
+    learner.train()  # warms up
+    started, epochs = time.perf_counter(), 0
+    while (spent := time.perf_counter() - started) < seconds:
+        learner.train()
+        epochs += 1
+    return epochs / spent
+
+
 def measure_steps(
     work: Work,
     envs: int,
