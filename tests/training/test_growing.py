@@ -236,6 +236,7 @@ def nan_data() -> tuple[Tensor, Tensor]:
         ({"controller": "heuristics"}, "did you mean 'heuristic'"),
         ({"epochs": 0}, "epochs must be at least 1"),
         ({"device": "cuda:77"}, "cannot be used here"),
+        ({"device": "mps"}, "no double precision.*device='cpu'"),
         ({"train": [("a", "b", "c")], "val": [("a", "b", "c")]}, "pairs"),
     ],
 )

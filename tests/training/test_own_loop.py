@@ -360,3 +360,9 @@ def test_a_part_that_its_owner_froze_in_evaluation_mode_stays_so() -> None:
     assert not model[2].training
     assert torch.equal(model[2].running_mean, before)
     assert len(growth.finish().history.seeds()) > 0
+
+
+def test_a_model_on_a_device_without_double_precision_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("esper.training.own.gpu.WITHOUT_DOUBLE", {"cpu"})  # as if it were a Mac's
+    with pytest.raises(ValueError, match="cannot grow on cpu, which has no double precision"):
+        growth_of(net())

@@ -17,6 +17,17 @@ from esper.errors import did_you_mean
 from esper.growth.model import GrowingModel
 
 DEVICES = frozenset({"cuda"})
+WITHOUT_DOUBLE = frozenset({"mps"})
+"""Kinds of device that cannot calculate in double precision."""
+
+
+def check_device(device: torch.device) -> None:
+    """Losses and scores are summed in double precision where the network is: a difference of two sums must hold."""
+    if device.type in WITHOUT_DOUBLE:
+        raise ValueError(
+            f"networks cannot grow on {device}, which has no double precision, in which seeds are measured: use the "
+            "CPU (device='cpu', in Lightning accelerator='cpu', in a Trainer use_cpu=True)"
+        )
 
 
 class GpuOptions:

@@ -38,7 +38,7 @@ from esper.training.own.data import (
     example_of,
     without_labels,
 )
-from esper.training.own.gpu import GpuOptions
+from esper.training.own.gpu import GpuOptions, check_device
 from esper.training.own.grown import Grown
 from esper.training.own.metric import Metric, Scale
 from esper.training.own.objective import check_test, fit_objective, integers_are_classes
@@ -268,5 +268,7 @@ def pick_device(device: str | torch.device) -> torch.device:
     if device == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
     with refused(ValueError, f"device {str(device)!r} cannot be used here", RuntimeError, AssertionError):
-        torch.zeros(1, device=device)
-        return torch.device(device)
+        where = torch.device(device)
+        check_device(where)
+        torch.zeros(1, device=where)
+        return where

@@ -45,6 +45,7 @@ from esper.training.own.data import (
     takes_labels,
     without_labels,
 )
+from esper.training.own.gpu import check_device
 from esper.training.own.grown import Grown
 from esper.training.own.loop_updates import LoopUpdates
 from esper.training.own.metric import Metric, Scale
@@ -108,6 +109,7 @@ class Growth(LoopUpdates):
         check_model(model)
         check_optimizer(optimizer, model)
         device = next(model.parameters()).device
+        check_device(device)
         labels = integers_are_classes(loss)
         limits: dict[str, Any] = {"rules": rules, "blueprints": blueprints, "budget": budget, "max_seeds": max_seeds}
         with preserved_rng(device):  # a loader draws for every pass; the person's training must not notice
