@@ -227,6 +227,7 @@ def render(store: Mapping[str, Any], images: Path) -> str:
             [INTRODUCTION],
             ["![Lead of the learned controller, by family](images/results_leads.png)"],
             ["## Scores", "", *score_table(main)],
+            ["## Leads", "", "Points of score that `small` is ahead by.", "", *lead_table(main)],
             ["## Kinds of problem that no training draw has", "", *kinds_table(main.get("unseen"))],
             ["## Harm", "", *harm_table(main)],
             ["## The price of size", "", *rent_table(store)],
@@ -240,10 +241,17 @@ def score_table(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
     arms, rows = (*RIVALS, LEARNED), []
     for name, part in parts.items():
         there = [plain(float(column(part, arm).mean())) if arm in part["arms"] else "–" for arm in arms]
-        ahead = [in_points(lead(part, arm)) if arm in part["arms"] else "–" for arm in RIVALS]
         size = f"×{np.mean(part['arms'][LEARNED]['size']):.2f}"
-        rows.append([PARTS[name].title, str(len(part["draws"])), *there, size, *ahead])
-    lines = table(["family", "draws", *arms, "size with `small`", *(f"`small` − {arm}" for arm in RIVALS)], rows)
+        rows.append([PARTS[name].title, str(len(part["draws"])), *there, size])
+    return table(["family", "draws", *arms, "size with `small`"], rows)
+
+
+def lead_table(parts: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    rows = []
+    for name, part in parts.items():
+        ahead = [in_points(lead(part, arm)) if arm in part["arms"] else "–" for arm in RIVALS]
+        rows.append([PARTS[name].title.partition(":")[0], *ahead])
+    lines = table(["`small` against", *RIVALS], rows)
     for arm in RIVALS[1:]:
         some = [part for part in parts.values() if arm in part["arms"]]
         if len(some) > 1:

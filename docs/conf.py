@@ -4,6 +4,7 @@ project = "Esper"
 extensions = ["myst_parser"]
 html_theme = "furo"
 html_title = "Esper"
+html_show_copyright = False  # the licence is in LICENSE
 html_static_path = ["static"]
 html_css_files = ["wide.css"]
 exclude_patterns = ["*.py"]

@@ -106,7 +106,8 @@ def test_the_page_has_what_was_measured_and_says_what_was_not(tmp_path: Path) ->
         LEARNED: [25.0] * 4,
     }
     text = render({"mixed": part(**arms), "rent 0": {**part(small=[25.0] * 4), "rent": 0.0}}, tmp_path)
-    assert "| 25.0 | ×1.50 | +15.0 (+15.0 to +15.0) | +5.0 (+5.0 to +5.0) |" in text
+    assert "| 10.0 | 20.0 | 15.0 | 24.0 | 25.0 | ×1.50 |" in text
+    assert "| `mixed` | +15.0 (+15.0 to +15.0) | +5.0 (+5.0 to +5.0) |" in text
     assert "Not measured." in text  # kinds
     assert "| 0 | 25.0 (25.0 to 25.0) | ×1.50 (1.50 to 1.50) | 1.0 |" in text
     assert (tmp_path / "results_leads.png").stat().st_size > 1000
