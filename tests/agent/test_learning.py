@@ -109,7 +109,7 @@ def test_the_compiled_agent_learns_the_same():
     plain_env = CueMemory(4, seed=0)
     plain = make_agent(plain_env, PPOConfig())
     for a, b in zip(train(env, agent, 4 * 12 * 3), train(plain_env, plain, 4 * 12 * 3), strict=True):
-        assert a.first_ratio_gap < 1e-5
-        assert a.policy_loss == pytest.approx(b.policy_loss, abs=1e-4)
+        assert a["first_ratio_gap"] < 1e-5
+        assert a["policy_loss"] == pytest.approx(b["policy_loss"], abs=1e-4)
     for (name, p), q in zip(agent.network.named_parameters(), plain.network.parameters(), strict=True):
         assert torch.allclose(p, q, atol=1e-3), name
