@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import first_line
-from esper.growth.graft import argument_names
+from esper.growth.graft import argument_names, without_nested_tensors
 from esper.growth.slot import preserved_buffers, preserved_modes, preserved_rng
 
 CASTS = {torch.float32: "x.float()", torch.float64: "x.double()", torch.bfloat16: "x.bfloat16()"}
@@ -72,11 +72,21 @@ def probe(model: nn.Module, example: Any) -> Probe:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, without gradients; afterwards modes, buffers and random numbers are what they were."""
+    """Evaluation mode, without gradients; afterwards modes, buffers and random numbers are what they were.
+
+    What torch's encoders do with padding is what they do in training, see `without_nested_tensors`.
+    """
+    encoders = [part for part in model.modules() if isinstance(part, nn.TransformerEncoder)]
+    nested = [encoder.use_nested_tensor for encoder in encoders]
     with preserved_modes(model):
         model.eval()
-        with torch.no_grad(), preserved_rng(next(model.parameters()).device), preserved_buffers(model):
-            yield
+        without_nested_tensors(model)
+        try:
+            with torch.no_grad(), preserved_rng(next(model.parameters()).device), preserved_buffers(model):
+                yield
+        finally:
+            for encoder, before in zip(encoders, nested, strict=True):
+                encoder.use_nested_tensor = before
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
