@@ -40,6 +40,9 @@ LEAST_EXPLAINED = 1.0
 FAR = 10.0
 """Root mean square of real targets beyond which an untrained network, which gives about 0, is slow to reach them."""
 
+STILL_LEARNING = 10.0
+"""Points by which a network that is nearly trained does not rise from the middle third of a run to the last."""
+
 
 def warn_user(remark: str) -> None:
     """A warning that names the line from which Esper was called, however deep inside this is."""
@@ -206,6 +209,22 @@ def remarks(before: Outlook, history: History, accuracy: float, untrained: float
             found.append(_learnt_nothing(before, accuracy, untrained, targets, untried))
     found += [_too_dear(history), _harmful(history)]
     return (*before.notes, *before.remarks, *(remark for remark in found if remark))
+
+
+def still_learning(control: Sequence[float], metric: str) -> str:
+    """Of the network without growth, by its figures after each epoch. Empty where it hardly rose any more."""
+    third = len(control) // 3
+    if third < 2:
+        return ""
+    middle, last = control[-2 * third : -third], control[-third:]
+    rose = (sum(last) - sum(middle)) / third
+    if not rose >= STILL_LEARNING:
+        return ""
+    return (
+        f"The network without growth was still learning: from the middle third of the run to the last, its validation "
+        f"{metric} rose by {rose:.1f} points. So a part of the gain may be speed alone: judge growth with more epochs, "
+        "a larger learning rate or a smaller batch size."
+    )
 
 
 def _too_dear(history: History) -> str:
