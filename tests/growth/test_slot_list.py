@@ -457,3 +457,8 @@ def test_long_paths_are_listed_without_a_word_lost(columns: int, monkeypatch: py
     marks = [line for line in lines if "●" in line and "chosen" not in line]
     assert marks
     assert all(line.split()[1].startswith("a") for line in marks), "a mark stands beside its slot"
+
+
+def test_an_example_that_is_an_array_is_refused_with_the_cure() -> None:
+    with pytest.raises(AttachError, match=r"at least one row: of an array or a frame make one, torch.tensor\("):
+        esper.slots(nn.Linear(4, 2), torch.randn(2, 4).numpy())

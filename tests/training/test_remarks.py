@@ -259,7 +259,8 @@ def test_the_default_controller_on_a_linear_host_is_said_to_end_at_chance(width:
     )
     assert grown.remarks[-1].endswith(
         "Seeds that could be planted were not tried, such as mlp at 0 and mlp_small at 0: "
-        'try a rent of 0 (accuracy at any size), controller "heuristic", more epochs or a larger learning rate.'
+        'try a rent of 0 (accuracy at any size), controller "heuristic", more epochs, smaller batches or a larger '
+        "learning rate."
     )
 
 

@@ -153,7 +153,11 @@ def with_batch(example: Any, size: int) -> Any:
     args, kwargs = arguments(example)
     tensors = input_tensors(example)
     if not tensors or tensors[0].shape[0] == 0:
-        raise AttachError("the example batch must contain at least one tensor with at least one row")
+        array = any(
+            hasattr(value, "__array__") and not isinstance(value, Tensor) for value in (*args, *kwargs.values())
+        )
+        cure = ": of an array or a frame make one, torch.tensor(…)" if array else ""
+        raise AttachError(f"the example batch must contain at least one tensor with at least one row{cure}")
     batch = tensors[0].shape[0]
 
     def resize(value: Any) -> Any:

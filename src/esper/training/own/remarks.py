@@ -315,7 +315,7 @@ def _learnt_nothing(
     ranks = {name: rank for rank, name in enumerate(ROTATION)}
     likely = sorted(untried, key=lambda pair: ranks.get(pair[1], len(ranks)))  # stable: slots stay in their order
     seeds = " and ".join(f"{name} at {slot}" for slot, name in likely[:2])
-    remedy = "more epochs or a larger learning rate"
+    remedy = "more epochs, smaller batches or a larger learning rate"
     if not isinstance(before.controller, Heuristic):
         remedy = f'controller "heuristic", {remedy}'
     if before.rent > 0.0 and isinstance(before.controller, LearnedController):
