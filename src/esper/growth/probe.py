@@ -153,10 +153,9 @@ def with_batch(example: Any, size: int) -> Any:
     args, kwargs = arguments(example)
     tensors = input_tensors(example)
     if not tensors or tensors[0].shape[0] == 0:
-        array = any(
-            hasattr(value, "__array__") and not isinstance(value, Tensor) for value in (*args, *kwargs.values())
-        )
-        cure = ": of an array or a frame make one, torch.tensor(…)" if array else ""
+        given = (*args, *kwargs.values())
+        frames = any(isinstance(value, np.ndarray) or getattr(value, "to_numpy", None) for value in given)
+        cure = ": of an array or a frame make one, torch.tensor(…)" if frames else ""
         raise AttachError(f"the example batch must contain at least one tensor with at least one row{cure}")
     batch = tensors[0].shape[0]
 
