@@ -99,8 +99,12 @@ class Watch:
 
 def fits(console: Console, table: Table) -> bool:
     """Whether every word of a table can be read; a terminal that is too narrow gets its words cut short."""
+    return _least_width(console, table) <= console.width
+
+
+def _least_width(console: Console, table: Table) -> int:
     anywhere = console.options.update(max_width=10_000)  # measured in a narrow place, everything claims to be narrow
-    return Measurement.get(console, anywhere, table).minimum <= console.width
+    return Measurement.get(console, anywhere, table).minimum
 
 
 def show_rows(
@@ -116,12 +120,27 @@ def show_rows(
         table.add_row(*map(Text, row))  # Text: nothing in a name is markup
     console.print(Text(title, "italic"))  # not the table's own title, which would be as narrow as the table
     if fits(console, table):
+        _share_width(console, table, [max(map(len, cells)) for cells in zip(headings, *rows, strict=True)])
         console.print(table)
         return
-    for first, *rest in rows:
-        console.print(Text(first, "bold"))
-        for heading, cell in zip(headings[1:], rest, strict=True):
-            console.print(Padding(Text(f"{heading}: {cell}"), (0, 0, 0, 2)))
+    named = 1 if headings[0] else 2  # a mark, in a column without a heading, stands before the name
+    for row in rows:
+        console.print(Text(" ".join(filter(None, row[:named])), "bold"))
+        parts = [f"{heading}: {cell}" for heading, cell in zip(headings[named:], row[named:], strict=True)]
+        is_short = all(len(part) <= console.width // 2 for part in parts)
+        for part in ["; ".join(parts)] if is_short else parts:
+            console.print(Padding(Text(part), (0, 0, 0, 2)))
+
+
+def _share_width(console: Console, table: Table, whole: Sequence[int]) -> None:
+    """Where not all cells fit in a line, give each column its longest word and a part of what is left. rich shrinks
+    columns below their longest words, and then cuts the last ones."""
+    least = [column.min_width or 0 for column in table.columns]
+    room = console.width - _least_width(console, table)
+    wanted = sum(whole) - sum(least)
+    if wanted > room:
+        for column, low, high in zip(table.columns, least, whole, strict=True):
+            column.width = low + (high - low) * room // wanted
 
 
 def quantity(number: float) -> str:

@@ -160,6 +160,7 @@ def test_where_nothing_else_is_possible_the_reason_says_so(learned: LearnedContr
         (Op.FOSSILIZE, 9.0, "; its contribution +9.0 ± 0.5 is above its rent of 5.0"),
         (Op.FOSSILIZE, 1.9, "; kept although its contribution +1.9 ± 0.5 is below its rent of 5.0"),
         (Op.PRUNE, 1.9, "; its contribution +1.9 ± 0.5 is below its rent of 5.0"),
+        (Op.PRUNE, 5.0, "; its contribution +5.0 ± 0.5 is equal to its rent of 5.0"),
         (Op.PRUNE, 9.0, "; removed although its contribution +9.0 ± 0.5 is above its rent of 5.0"),
     ],
 )

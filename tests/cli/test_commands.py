@@ -186,6 +186,10 @@ def test_bad_usage_returns_two(capsys: Capture) -> None:
     said = capsys.readouterr().err
     assert said.startswith("esper grow: Error parsing --epochs: ")
     assert said.endswith("'many'; `esper grow --help` shows the options\n")
+    assert main(["train", "--ppo.learning-rte", "1e-3"]) == 2
+    assert (
+        "Unrecognized options: --ppo.learning-rte, 1e-3; did you mean --ppo.learning-rate?" in capsys.readouterr().err
+    )
 
 
 def test_help_shows_the_values_that_will_be_used(capsys: Capture) -> None:

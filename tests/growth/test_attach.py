@@ -21,6 +21,7 @@ from esper.growth.attach import AttachError, attach, survey
 from esper.growth.blueprints import Style, fitting
 from esper.growth.model import GrowingModel
 from esper.growth.plain import plain_model
+from esper.growth.slot_list import slots
 from esper.lifecycle import Stage
 from esper.tasks.data import Split
 from esper.tasks.feed import LoaderFeed, TensorFeed
@@ -284,14 +285,14 @@ def test_a_sequence_first_transformer_is_refused_with_the_cure() -> None:
         attach(EncoderClassifier(batch_first=False), ["encoder.layers.0"], torch.randn(4, 5, 8))
 
 
-def test_a_nested_tensor_is_refused_with_the_cure() -> None:
-    """What torch's own encoder makes of a padding mask, in evaluation mode and by default."""
+def test_torchs_encoder_with_its_nested_tensors_grows() -> None:
+    """What torch's own encoder makes of a padding mask, in evaluation mode and by default: no seed can act on it."""
 
     class Padded(nn.Module):
-        def __init__(self, nested: bool) -> None:
+        def __init__(self) -> None:
             super().__init__()
             layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
-            self.encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=nested)
+            self.encoder = nn.TransformerEncoder(layer, 2)
 
         def forward(self, x: Tensor, padding: Tensor) -> Tensor:
             return self.encoder(x, src_key_padding_mask=padding)
@@ -299,9 +300,17 @@ def test_a_nested_tensor_is_refused_with_the_cure() -> None:
     padding = torch.zeros(4, 5, dtype=torch.bool)
     padding[:, 4] = True
     example = (torch.randn(4, 5, 8), padding)
-    with pytest.raises(AttachError, match=r"gives a nested tensor .*enable_nested_tensor=False"):
-        attach(Padded(nested=True), ["encoder.layers.0"], example)
-    assert attach(Padded(nested=False), ["encoder.layers.0"], example).slots[0].shape.layout == "sequence"
+    model = Padded()
+    assert "encoder.layers.0" in [slot.path for slot in slots(model, example).auto]
+    assert model.encoder.use_nested_tensor, "looking changes nothing"
+    growing = attach(model, ["encoder.layers.0"], example)
+    assert (growing.slots[0].shape.layout, growing.slots[0].shape.visibility) == ("sequence", "both")
+    before = growing.eval()(*example)  # without a seed
+    plant(growing, growing.slots[0], "attention", Stage.FOSSILIZED)
+    with torch.no_grad():
+        grown = growing(*example)
+        assert not torch.allclose(grown, before)
+        assert torch.allclose(plain_model(growing).eval()(*example), grown, atol=1e-6)
 
 
 def test_a_budget_smaller_than_the_host_is_refused() -> None:

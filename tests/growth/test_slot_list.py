@@ -442,3 +442,24 @@ def test_one_slot_of_the_list_may_be_passed_by_itself() -> None:
     example = torch.randn(2, 2)
     found = esper.slots(model, example)
     assert [slot.path for slot in esper.attach(model, found[1], example).slots] == ["1"]
+
+
+@pytest.mark.parametrize("columns", [110, 60])
+def test_long_paths_are_listed_without_a_word_lost(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", str(columns))
+    model = nn.Sequential()
+    model.add_module("a_stem_with_a_name_that_leaves_hardly_any_room_for_others", nn.Linear(4, 4))
+    model.add_module("another_with_a_name_of_its_own", nn.Sequential(nn.LayerNorm(4), nn.Hardswish(), nn.Linear(4, 2)))
+    lines = str(esper.slots(model, torch.randn(2, 4))).splitlines()
+    assert max(map(len, lines)) <= columns
+    words = " ".join(lines).replace(";", "").split()
+    assert words.count("LayerNorm") == 5, "of a module, and of the style of four slots"
+    assert "another_with_a_name_of_its_own.1" in words
+    marks = [line for line in lines if "●" in line and "chosen" not in line]
+    assert marks
+    assert all(line.split()[1].startswith("a") for line in marks), "a mark stands beside its slot"
+
+
+def test_an_example_that_is_an_array_is_refused_with_the_cure() -> None:
+    with pytest.raises(AttachError, match=r"at least one row: of an array or a frame make one, torch.tensor\("):
+        esper.slots(nn.Linear(4, 2), torch.randn(2, 4).numpy())

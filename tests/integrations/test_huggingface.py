@@ -308,3 +308,9 @@ def test_an_average_of_none_is_none(tmp_path: Path) -> None:
     trainer(tmp_path, grows, make=bag).train()
     assert grows.averaged is None
     assert grows.grown is not None
+
+
+def test_slots_are_chosen_where_none_are_named() -> None:
+    assert GrowthCallback(validate=[])._settings["slots"] == "auto"
+    with pytest.raises(TypeError, match="GrowthCallback: validate= is missing: pass data"):
+        GrowthCallback(["h.*"])

@@ -317,6 +317,17 @@ def test_what_growth_cannot_follow_is_refused_before_the_first_update(
             torch.distributed.destroy_process_group()
 
 
+def test_slots_are_chosen_where_none_are_named_and_a_wrong_part_is_refused() -> None:
+    grows = GrowthCallback(validate=VAL, model="net", controller="none")
+    fitted(grows, epochs=1)
+    assert grows.grown is not None
+    assert any(remark.startswith("slots='auto' chose ") for remark in grows.grown.remarks)
+    with pytest.raises(TypeError, match="GrowthCallback: validate= is missing: pass data"):
+        GrowthCallback(["2"])
+    with pytest.raises(RefusedError, match="model='nett' is no module of Lit: did you mean 'net'"):
+        fitted(GrowthCallback(validate=VAL, model="nett"))
+
+
 @pytest.mark.parametrize("kind", ["StochasticWeightAveraging", "EMAWeightAveraging"])
 def test_averages_of_the_host_alone_are_refused(kind: str) -> None:
     averaging = getattr(lightning.callbacks, kind, None)

@@ -278,6 +278,8 @@ def test_a_schedule_is_read_from_a_file_and_a_missing_one_is_refused(tmp_path: P
 def test_an_unknown_controller_is_refused_with_a_suggestion() -> None:
     with pytest.raises(ValueError, match=r"unknown controller 'heuristik': .*did you mean 'heuristic'\?"):
         make_controller("heuristik")
+    with pytest.raises(ValueError, match=r"there is no run or policy runs/gone; the controllers that come by name: "):
+        make_controller("runs/gone")
 
 
 @pytest.mark.parametrize("world", BUILT_IN)

@@ -48,6 +48,17 @@ def test_targets_that_are_all_the_same() -> None:
     refused("all targets are the same: the default metric", loader(X, VALUES), loader(X, VALUES * 0 + 2))
 
 
+def test_targets_in_another_shape_than_the_outputs() -> None:
+    settings = {"model": nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1)), "slots": ["0"]}
+    real = X[:, 0].clone()
+    refused(r"the outputs' shape, y\[:, None\] or series.to_frame\(\), ", (X, real), (X, real), **settings)
+    refused(r"whole numbers from 0 to 2, and .* one output per example: pass real numbers", (X, Y), (X, Y), **settings)
+    words = Y.numpy().astype(str)
+    refused(r"the train targets are an array of text: give numbers, such as pandas", (X, words), (X, words), **settings)
+    whole = Y[:, None]
+    refused(r"for a regression pass real numbers, y.float\(\); for classes reshape", (X, whole), (X, whole), **settings)
+
+
 def test_a_loss_of_ones_own_may_not_need_targets() -> None:
     def loss(outputs: Tensor, targets: Tensor) -> Tensor:
         return (outputs.sum(1) - X[: len(outputs), 0]).square().mean()

@@ -233,6 +233,20 @@ def test_a_kept_seed_that_the_final_network_would_better_lose_is_remarked() -> N
     )
 
 
+@pytest.mark.parametrize("decision", [Action(), [], [None], [Action(), Action()]])
+def test_what_is_no_action_for_each_network_is_an_error_that_names_the_controller(decision: object) -> None:
+    class Wrong(Waiting):
+        def decide(self, situations: Sequence[Situation]) -> list[Action]:
+            return decision  # type: ignore[return-value]
+
+    with pytest.raises(
+        ValueError, match=r"decide\(\) of the controller mine must give a list with one Action for each"
+    ):
+        easy(controller=Wrong(Action()))
+    with pytest.raises(ValueError, match=r"the controller is the class Wrong: pass an object of it, Wrong\("):
+        easy(controller=Wrong)
+
+
 # -- chance ------------------------------------------------------------------------------------------------------------
 
 
@@ -245,7 +259,8 @@ def test_the_default_controller_on_a_linear_host_is_said_to_end_at_chance(width:
     )
     assert grown.remarks[-1].endswith(
         "Seeds that could be planted were not tried, such as mlp at 0 and mlp_small at 0: "
-        'try a rent of 0 (accuracy at any size), controller "heuristic", more epochs or a larger learning rate.'
+        'try a rent of 0 (accuracy at any size), controller "heuristic", more epochs, smaller batches or a larger '
+        "learning rate."
     )
 
 
@@ -255,6 +270,18 @@ def test_the_default_controller_separates_the_classes_where_size_is_free(width: 
     grown = grow(signs(2000, 0), signs(1000, 1), width, rent=0.0)
     assert grown.validation.accuracy > 90.0
     assert grown.remarks == ()
+
+
+def test_real_targets_far_from_zero_are_named_where_a_run_ends_at_chance() -> None:
+    x = torch.randn(300, 2, generator=torch.Generator().manual_seed(0))
+    y = 150.0 + 75.0 * x[:, :1]
+    data = (x[:200], y[:200]), (x[200:], y[200:])
+    said = grow(*data, outputs=1, controller="heuristic", epochs=6).remarks[-1]
+    assert said.startswith("The run ended at chance: the validation R² is -")
+    mean, deviation = float(y[200:].mean()), float(y[200:].std(correction=0))
+    assert f"The targets have a mean of {mean:.3g} and a standard deviation of {deviation:.3g}, which is far" in said
+    near = [(inputs, (targets - 150.0) / 75.0) for inputs, targets in data]
+    assert not [remark for remark in grow(*near, outputs=1, epochs=6).remarks if "standard deviation" in remark]
 
 
 def test_loaders_are_counted_without_another_pass() -> None:

@@ -16,6 +16,7 @@ import esper
 from esper.engine.measure import Evaluation
 from esper.lifecycle import Rules, Stage
 from esper.training.own.metric import own_score
+from esper.training.own.remarks import still_learning
 from esper.training.own.verdict import Compared, Verdict
 
 PRICED = Verdict(Compared(98.1, 54.0, 1.9), None, (5427, 100), 5.0, "accuracy")
@@ -73,6 +74,19 @@ def test_the_noise_is_that_of_paired_examples(whole: bool) -> None:
     paired = 100.0 * float((each[0] - each[1]).std()) / 400**0.5
     assert found.error == pytest.approx(paired, rel=0.7 if whole else 0.01)
     assert found.error < 0.7 * 100.0 * float(each[0].std()) / 400**0.5
+
+
+def test_a_control_that_still_rises_is_said_to_be_still_learning(monkeypatch: pytest.MonkeyPatch) -> None:
+    rising = [10.0] * 4 + [40.0, 50.0, 60.0, 70.0] + [70.0, 75.0, 80.0, 80.0]
+    assert "to the last, its validation R² rose by 21.2 points. So a part of the gain" in still_learning(rising, "R²")
+    assert not still_learning([10.0] * 4 + [80.0] * 4 + [89.9] * 4, "accuracy")
+    assert not still_learning([10.0, 50.0, 90.0], "accuracy"), "too short to tell"
+    monkeypatch.setattr("esper.training.own.remarks.STILL_LEARNING", -100.0)
+    for slots in (["1"], ["0", "2"]):
+        grown = grow(slots=slots, control=True, controller="heuristic", epochs=20)
+        assert grown.control is not None
+        gained = bool(grown.verdict) and grown.validation.accuracy > grown.control.accuracy
+        assert any("was still learning" in remark for remark in grown.remarks) is gained
 
 
 def test_headings_name_what_was_measured() -> None:

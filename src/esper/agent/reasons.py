@@ -94,11 +94,9 @@ def _worth(op: int, slot: SlotView, situation: Situation) -> str:
     for name, found in (("contribution", slot.contribution), ("shadow benefit", slot.shadow_benefit)):
         if found is not None:
             due = seed_rent(slot.parameters, situation.host_parameters, situation.rent)
-            covers = found.accuracy >= due
-            as_usual = covers == (op == Op.FOSSILIZE)
-            though = "" if as_usual else f"{'kept' if op == Op.FOSSILIZE else 'removed'} although "
-            return (
-                f"; {though}its {name} {found.accuracy:+z.1f} ± {found.error:.1f} is {'above' if covers else 'below'} "
-                f"its rent of {due:.1f}"
-            )
+            kept = op == Op.FOSSILIZE
+            opposes = found.accuracy < due if kept else found.accuracy > due
+            though = f"{'kept' if kept else 'removed'} although " if opposes else ""
+            stands = "above" if found.accuracy > due else "below" if found.accuracy < due else "equal to"
+            return f"; {though}its {name} {found.accuracy:+z.1f} ± {found.error:.1f} is {stands} its rent of {due:.1f}"
     return ""

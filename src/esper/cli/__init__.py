@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import io
 import os
+import re
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import redirect_stderr, redirect_stdout, suppress
@@ -204,14 +205,17 @@ def _in_full(data: Any, words: list[str], short: Mapping[str, str]) -> tuple[Any
 
 
 def _unboxed(said: str) -> str:
-    """What tyro said in a box (drawn, or in plain characters): what is below its title, up to the first rule."""
+    """What tyro said in a box (drawn, or in plain characters): what is below its title, up to the first rule; and the
+    first option that it proposes."""
     parts = [""]
     for line in (line.strip("│| ") for line in said.strip().splitlines()[1:]):
         is_rule = line and not line.strip("─-╰╯")
         parts += [""] if is_rule else []
         parts[-1] += "" if is_rule else f" {line}"
     first = next((part for part in parts if part.strip()), "the words are no command")
-    return " ".join(first.partition("Got errors:")[0].split()).rstrip(".")[:300]
+    meant = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", " ".join(parts))
+    hint = f"; did you mean {meant[1]}?" if meant else ""
+    return " ".join(first.partition("Got errors:")[0].split()).rstrip(".")[:300] + hint
 
 
 def _overview() -> str:

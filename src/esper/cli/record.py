@@ -146,7 +146,10 @@ def _show(console: Console, out: Path) -> None:
         cells = (f"{group.steps} steps", f"{group.progress:.0%}", f"{group.ops:.1f}", f"{group.decisions:.1f}")
         table.add_row(*cells, f"{group.explored:.0%}")
     console.print(table)
-    console.print("operations, decisions: effective number of different ones in similar states; 1 is always the same")
+    console.print(
+        "progress: how much of the episode is over; operations, decisions: effective number of different ones in "
+        "similar states, 1 is always the same; explored: decisions that --noise replaced"
+    )
     if len(episodes.controllers) == 1 and not any(group.explored for group in groups):
         console.print(
             "One controller without exploration: enough to clone it, but esper offline has nothing to improve on. "

@@ -219,7 +219,9 @@ class Train(ConfigOptions, TrainConfig):
         """What was learnt: by its returns, and beside the rules on problems that are not for training."""
         episodes = config.updates * config.envs
         console.print(
-            f"Trained {config.updates} updates, {episodes} episodes, in {took}: {folder.path}", soft_wrap=True
+            f"Trained {config.updates} update{'s' * (config.updates != 1)}, {episodes} episodes, in {took}: "
+            f"{folder.path}",
+            soft_wrap=True,
         )
         progress = progress_of(folder.path / STORE_NAME)
         if progress is not None:

@@ -127,9 +127,7 @@ def slot_tensor(path: str, output: Any) -> Tensor:
             f"slot {path!r} gives a {type(output).__name__}: a slot needs a tensor, or a tuple that starts with one"
         )
     if first.is_nested:
-        raise AttachError(
-            f"slot {path!r} gives a nested tensor (for torch.nn.TransformerEncoder, pass enable_nested_tensor=False)"
-        )
+        raise AttachError(f"slot {path!r} gives a nested tensor: a seed needs a strided one")
     if not first.is_floating_point():
         raise AttachError(f"slot {path!r} gives {first.dtype} values: a seed needs floating-point activations")
     return first

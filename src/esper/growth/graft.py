@@ -131,6 +131,7 @@ def with_first(output: Any, first: torch.Tensor) -> Any:
 
 def graft(model: nn.Module, places: list[tuple[str, nn.Module, float, dict[str, Any]]]) -> None:
     """Let each (path, seed, alpha, grown) act at the output of the module at its path; of one path, in this order."""
+    without_nested_tensors(model)
     for path, seed, alpha, grown in places:
         module = model.get_submodule(path)
         grafted = Grafted(seed, alpha, grown, argument_names(module))
@@ -140,6 +141,14 @@ def graft(model: nn.Module, places: list[tuple[str, nn.Module, float, dict[str, 
                 for config in (getattr(part, "config", None), getattr(part, "generation_config", None)):
                     if config is not None and getattr(config, "use_cache", None):
                         config.use_cache = False
+
+
+def without_nested_tensors(model: nn.Module) -> None:
+    """torch's encoder makes nested tensors of padded batches, in evaluation only, and no seed can act on them: let it
+    pass them as in training."""
+    for part in model.modules():
+        if isinstance(part, nn.TransformerEncoder):
+            part.use_nested_tensor = False
 
 
 def holder_of(model: nn.Module, path: str) -> tuple[nn.Module, str]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from esper.actions import BLENDS
 from esper.errors import GrowthWarning
 from esper.growth.blueprints import VISIBILITIES, Blueprint, SlotShape, blueprint_names, fitting
+from esper.growth.graft import without_nested_tensors
 from esper.growth.replay import PassRecorder
 from esper.growth.seed import Seed, parameter_count
 from esper.growth.slot import Slot, SlotMode, preserved_buffers, preserved_rng
@@ -99,6 +100,7 @@ class GrowingModel(nn.Module):
         """Called with every new seed before it joins the host."""
         self.first_weights: Callable[[int], AbstractContextManager[Any]] | None = None
         """(number of the seed, from 1 on) → where it is built, if its weights do not come from `rng_seed`."""
+        without_nested_tensors(host)
         self._costs: dict[tuple[int, tuple[str, ...]], dict[str, int]] = {}
         self._recorder = PassRecorder([host.get_submodule(path) for path in survey.taps])
 

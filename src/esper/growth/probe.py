@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from esper.errors import first_line
-from esper.growth.graft import argument_names
+from esper.growth.graft import argument_names, without_nested_tensors
 from esper.growth.slot import preserved_buffers, preserved_modes, preserved_rng
 
 CASTS = {torch.float32: "x.float()", torch.float64: "x.double()", torch.bfloat16: "x.bfloat16()"}
@@ -72,11 +72,21 @@ def probe(model: nn.Module, example: Any) -> Probe:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, without gradients; afterwards modes, buffers and random numbers are what they were."""
+    """Evaluation mode, without gradients; afterwards modes, buffers and random numbers are what they were.
+
+    What torch's encoders do with padding is what they do in training, see `without_nested_tensors`.
+    """
+    encoders = [part for part in model.modules() if isinstance(part, nn.TransformerEncoder)]
+    nested = [encoder.use_nested_tensor for encoder in encoders]
     with preserved_modes(model):
         model.eval()
-        with torch.no_grad(), preserved_rng(next(model.parameters()).device), preserved_buffers(model):
-            yield
+        without_nested_tensors(model)
+        try:
+            with torch.no_grad(), preserved_rng(next(model.parameters()).device), preserved_buffers(model):
+                yield
+        finally:
+            for encoder, before in zip(encoders, nested, strict=True):
+                encoder.use_nested_tensor = before
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -143,7 +153,10 @@ def with_batch(example: Any, size: int) -> Any:
     args, kwargs = arguments(example)
     tensors = input_tensors(example)
     if not tensors or tensors[0].shape[0] == 0:
-        raise AttachError("the example batch must contain at least one tensor with at least one row")
+        given = (*args, *kwargs.values())
+        frames = any(isinstance(value, np.ndarray) or getattr(value, "to_numpy", None) for value in given)
+        cure = ": of an array or a frame make one, torch.tensor(…)" if frames else ""
+        raise AttachError(f"the example batch must contain at least one tensor with at least one row{cure}")
     batch = tensors[0].shape[0]
 
     def resize(value: Any) -> Any:

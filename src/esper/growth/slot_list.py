@@ -110,10 +110,11 @@ class SlotList(Sequence[FoundSlot]):
         )
         chosen = f"● chosen by slots={AUTO!r}" if self.auto else f"slots={AUTO!r} chooses none of them"
         count = len(self.refused)
-        note = f"{chosen}; {count} other module{'s' * (count != 1)} cannot be slots (reasons: `.refused`)"
+        others = "1 other module cannot be a slot" if count == 1 else f"{count} other modules cannot be slots"
+        note = f"{chosen}; {others} (reasons: `.refused`)"
         headings = ("", "slot", "module", "shape", "visibility", "style")
         rows = tuple(_row(name, group) for name, group in _groups(self.slots, self.refused))
-        return Report((Rows(title, headings, rows, ("slot", "shape"), note), *self._costs()))
+        return Report((Rows(title, headings, rows, ("slot", "shape", "style"), note), *self._costs()))
 
     def _costs(self) -> Iterator[Rows]:
         """A column for each kind of slot."""

@@ -28,7 +28,7 @@ from esper.growth.seeds import save_seeds
 from esper.training.own.checkpoint import STATE_FILE, read_state, write_state
 from esper.training.own.data import Data
 from esper.training.own.grown import Grown
-from esper.training.own.growth import Growth
+from esper.training.own.growth import NO_VALIDATION, Growth
 
 __all__ = ["GrowthCallback"]
 
@@ -45,10 +45,17 @@ class GrowthCallback(TrainerCallback):  # type: ignore[misc]
     """After the training, the same with averaged weights, if `average=` was given."""
 
     def __init__(
-        self, slots: SlotChoice, validate: Data, *, resume_from: str | Path | None = None, **settings: Any
+        self,
+        slots: SlotChoice = "auto",
+        validate: Data | None = None,
+        *,
+        resume_from: str | Path | None = None,
+        **settings: Any,
     ) -> None:
         """`resume_from` is the checkpoint folder that the Trainer goes on from, where it does not lie in `output_dir`.
         The rest is as in `esper.Growth`."""
+        if validate is None:
+            raise TypeError(f"GrowthCallback: {NO_VALIDATION}")
         self.growth: Growth | None = None
         self._resume_from = resume_from
         self._settings = {**settings, "slots": slots, "validate": validate}

@@ -22,14 +22,14 @@ try:
 except ImportError as error:
     raise ImportError('Lightning is not installed: pip install "esper[lightning]"') from error
 
-from esper.errors import RefusedError
+from esper.errors import RefusedError, did_you_mean
 from esper.growth.attach import SlotChoice
 from esper.growth.graft import SEEDS
 from esper.growth.plain import plain_model
 from esper.growth.seeds import IN_CHECKPOINT, seed_state
 from esper.training.own.data import Data
 from esper.training.own.grown import Grown
-from esper.training.own.growth import Growth
+from esper.training.own.growth import NO_VALIDATION, Growth
 
 __all__ = ["GrowthCallback"]
 
@@ -48,9 +48,13 @@ class GrowthCallback(Callback):  # type: ignore[misc]
     averaged: nn.Module | None = None
     """After the fit, the same with averaged weights, if `average=` was given."""
 
-    def __init__(self, slots: SlotChoice, validate: Data, *, model: str = "", **settings: Any) -> None:
+    def __init__(
+        self, slots: SlotChoice = "auto", validate: Data | None = None, *, model: str = "", **settings: Any
+    ) -> None:
         """`model` is the path of the network within the LightningModule, such as "net"; "" is the whole module, whose
         `forward` then makes the predictions. The rest is as in `esper.Growth`."""
+        if validate is None:
+            raise TypeError(f"GrowthCallback: {NO_VALIDATION}")
         self.growth: Growth | None = None
         self._path, self._settings = model, {**settings, "slots": slots, "validate": validate}
         self._state: dict[str, Any] | None = None
@@ -66,7 +70,7 @@ class GrowthCallback(Callback):  # type: ignore[misc]
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _check(trainer, pl_module)
         self.growth = Growth(
-            pl_module.get_submodule(self._path),
+            _part(pl_module, self._path),
             trainer.optimizers[0],
             epochs=trainer.max_epochs,
             schedulers=[config.scheduler for config in trainer.lr_scheduler_configs],
@@ -167,6 +171,17 @@ class GrowthCallback(Callback):  # type: ignore[misc]
     def _set_mode(self, *, training: bool) -> None:
         if self.growth is not None:  # a seed is no part of the module yet, so the trainer does not reach it
             self.growth.learner.model.seeds.train(training)
+
+
+def _part(pl_module: LightningModule, path: str) -> nn.Module:
+    """The network that grows."""
+    names = [name for name, _ in pl_module.named_modules()]
+    if path not in names:
+        known = ", ".join(name for name, _ in pl_module.named_children())
+        hint = did_you_mean(path, names, f"its parts are {known}")
+        raise RefusedError(f"model={path!r} is no module of {type(pl_module).__name__}: {hint}")
+    found: nn.Module = pl_module.get_submodule(path)
+    return found
 
 
 def _check(trainer: Trainer, pl_module: LightningModule) -> None:

@@ -37,6 +37,18 @@ class Controller(Protocol):
         """One action per network, in the order of `reset`. Each must be one that its situation allows."""
 
 
+def decisions_of(controller: Controller, situations: Sequence[Situation]) -> list[Action]:
+    """What a controller decides, which may be somebody's own class: an action for each network, or an error."""
+    found = controller.decide(situations)
+    whole = isinstance(found, Sequence) and len(found) == len(situations)
+    if not whole or not all(isinstance(action, Action) for action in found):
+        raise ValueError(
+            f"decide() of the controller {controller.name} must give a list with one Action for each network "
+            f"({len(situations)} here), not {found!r:.60}"
+        )
+    return found
+
+
 @runtime_checkable
 class ColumnController(Controller, Protocol):
     """One that can also decide for a world of columns, on its device. All but those of a person's own model can."""

@@ -69,7 +69,8 @@ def to_tensor(part: Any, what: str) -> Tensor:
     try:
         tensor = torch.from_numpy(np.require(part, requirements=["C", "W"]))
     except TypeError:
-        raise ValueError(f"the {what} are an array of {part.dtype}: give numbers") from None
+        kind, cure = ("text", ", such as pandas.factorize(y)[0]") if part.dtype.kind in "US" else (part.dtype, "")
+        raise ValueError(f"the {what} are an array of {kind}: give numbers{cure}") from None
     return tensor.to(torch.get_default_dtype()) if tensor.is_floating_point() else tensor
 
 

@@ -200,6 +200,12 @@ def check_classes(targets: Tensor, classes: int, name: str, ignored: int = IGNOR
     if targets.numel() == 0:
         return
     least, most = (int(bound) for bound in torch.aminmax(targets))
+    if classes == 1 and most >= 1:
+        raise ValueError(
+            f"the {name} targets are whole numbers from {least} to {most}, and the model has one output per example: "
+            "pass real numbers in a column, y.float()[:, None], for two classes with "
+            "loss=torch.nn.BCEWithLogitsLoss(); or give the model an output for each class"
+        )
     if least < 0 or most >= classes:
         raise ValueError(
             f"the {name} targets go from {least} to {most}, but the model has {classes} outputs per example, for "

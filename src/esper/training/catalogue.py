@@ -41,6 +41,8 @@ def make_controller(name: str) -> ColumnController:
     if name.endswith(".toml"):
         return _read_rule(path)
     known = [*RULES, *shipped_names()]
+    if len(path.parts) > 1:
+        raise ValueError(f"there is no run or policy {name}; the controllers that come by name: {', '.join(known)}")
     hint = did_you_mean(name, known, "a schedule or a tuned heuristic is given by its .toml file")
     raise ValueError(f"unknown controller {name!r}: choose one of {', '.join(known)}; {hint}")
 
@@ -50,7 +52,9 @@ def as_controller(given: str | Path | Controller) -> Controller:
     if isinstance(given, str | Path):
         return make_controller(str(given))
     can = all(callable(getattr(given, verb, None)) for verb in ("reset", "decide"))
-    if isinstance(given, type) or not can or not isinstance(getattr(given, "name", None), str):
+    if isinstance(given, type):
+        raise ValueError(f"the controller is the class {given.__name__}: pass an object of it, {given.__name__}(…)")
+    if not can or not isinstance(getattr(given, "name", None), str):
         raise ValueError(
             "the controller must be a name, the path of a policy, or an object with a name, reset() and decide(), not "
             f"{given!r:.60}"

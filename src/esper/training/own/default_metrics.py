@@ -117,7 +117,8 @@ def checked_classes(outputs: Any, targets: Tensor, axis: int) -> Tensor:
     if not fits(logits, targets, axis) or targets.is_floating_point():
         raise ObjectiveError(
             f"the model gives {described(logits)}, so the targets must be class numbers of shape "
-            f"{_without(logits, axis)}, not {described(targets)}: reshape them, or pass loss= and metric="
+            f"{_without(logits, axis)}, not {described(targets)}: {_if_numbers(logits, targets)}reshape them, or pass "
+            "loss= and metric="
         )
     return logits
 
@@ -128,9 +129,21 @@ def checked_values(outputs: Any, targets: Tensor) -> Tensor:
     if values.shape != targets.shape:
         raise ObjectiveError(
             f"the model gives {described(values)} and the targets are {described(targets)}: reshape the targets to "
-            f"the outputs' shape (or the outputs), or pass loss= and metric={_if_classes(values, targets)}"
+            f"the outputs' shape{_if_column(values, targets)} (or the outputs), or pass loss= and metric="
+            f"{_if_classes(values, targets)}"
         )
     return values
+
+
+def _if_numbers(logits: Tensor, targets: Tensor) -> str:
+    """About whole numbers in the shape of the outputs: a regression, more likely than classes."""
+    fit = targets.shape == logits.shape and not targets.is_floating_point()
+    return "for a regression pass real numbers, y.float(); for classes " if fit else ""
+
+
+def _if_column(values: Tensor, targets: Tensor) -> str:
+    alike = values.dim() == 2 and values.shape[1] == 1 and targets.shape == values.shape[:1]
+    return ", y[:, None] or series.to_frame()," if alike else ""
 
 
 def _if_classes(values: Tensor, targets: Tensor) -> str:

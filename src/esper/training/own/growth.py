@@ -55,6 +55,8 @@ from esper.training.own.remarks import outlook, warn_user
 from esper.training.own.run import Trained, finish_growth, given_back
 from esper.training.own.stepper import StateError
 
+NO_VALIDATION = "validate= is missing: pass data by which seeds are measured, such as validate=(x_val, y_val)"
+
 
 class Growth(LoopUpdates):
     """Grows `model`, the object itself, at `slots` while your loop trains it with `optimizer`.
@@ -66,7 +68,7 @@ class Growth(LoopUpdates):
         "esper.Growth",
         "which your loop makes: torch.optim.AdamW(model.parameters(), {}=0.1)",
         {
-            "validate": "validate= is missing: pass data by which seeds are measured, such as validate=(x_val, y_val)",
+            "validate": NO_VALIDATION,
             "epochs": "epochs= is missing: say how many your loop makes",
             "optimizer": "the optimizer is missing: esper.Growth(model, optimizer, validate=…, epochs=…)",
             "": "pass the model and the optimizer, and all else by name",

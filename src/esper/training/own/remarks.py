@@ -37,6 +37,11 @@ WORTH_A_REMARK = 2.0
 """Points of a removed seed: fewer are not worth a sentence."""
 LEAST_EXPLAINED = 1.0
 """Percent of the variance that a regression must explain beyond the mean to have learnt something."""
+FAR = 10.0
+"""Root mean square of real targets beyond which an untrained network, which gives about 0, is slow to reach them."""
+
+STILL_LEARNING = 10.0
+"""Points by which a network that is nearly trained does not rise from the middle third of a run to the last."""
 
 
 def warn_user(remark: str) -> None:
@@ -141,7 +146,8 @@ def _why_nothing_can_grow(model: GrowingModel, epochs: int) -> str:
 class Targets:
     """Validation batches whose targets are looked at while a network is evaluated, so that no pass is added.
 
-    They tell how many are of the most frequent class, where the metric is a share of classes.
+    They tell how many are of the most frequent class, where the metric is a share of classes; and mean and standard
+    deviation, where it is the variance explained.
     """
 
     def __init__(self, batches: Callable[[], Iterable[Batch]], before: Outlook) -> None:
@@ -149,12 +155,17 @@ class Targets:
         self.examples = 0
         self._counts: Counter[int] = Counter()
         """Of class numbers: how many of each."""
+        self._sums = (0, 0.0, 0.0)
+        """Of real numbers: their count, sum, and sum of squares."""
 
     def __call__(self) -> Iterator[Batch]:
         for batch in self._batches():
             self.examples += len(batch[1])
             if self._constant == "class":
                 self._count(batch[1])
+            if self._constant == "mean":
+                values, (count, total, squares) = batch[1].double(), self._sums
+                self._sums = (count + values.numel(), total + float(values.sum()), squares + float((values**2).sum()))
             yield batch
 
     def _count(self, targets: Tensor) -> None:
@@ -165,6 +176,15 @@ class Targets:
     def most_frequent(self) -> float | None:
         """Percent of the targets that are of the most frequent class; None where they are no class numbers."""
         return 100.0 * max(self._counts.values()) / self._counts.total() if self._counts else None
+
+    @property
+    def far(self) -> str:
+        """How far real targets are from 0, in words; empty where an untrained network is not far from them."""
+        count, total, squares = self._sums
+        if squares <= FAR**2 * count:
+            return ""
+        mean = total / count
+        return f"a mean of {mean:.3g} and a standard deviation of {max(squares / count - mean**2, 0.0) ** 0.5:.3g}"
 
 
 def remarks(before: Outlook, history: History, accuracy: float, untrained: float, targets: Targets) -> tuple[str, ...]:
@@ -179,10 +199,32 @@ def remarks(before: Outlook, history: History, accuracy: float, untrained: float
     found = [_why_nothing_was_grown(before, history.records)] if waited else []
     planted = {(story.slot, story.blueprint) for story in stories}
     untried = [pair for pair in before.affordable if pair not in planted]
-    if untried and len(history.records) == before.epochs:  # a run that was stopped may not have got that far
-        found.append(_learnt_nothing(before, accuracy, untrained, targets, untried))
+    if len(history.records) == before.epochs:  # a run that was stopped may not have got that far
+        if targets.far and (at_chance := _at_chance(before, accuracy, targets)):
+            found.append(
+                f"The run ended at chance: {at_chance} The targets have {targets.far}, which is far from what an "
+                "untrained network gives: standardise them, (y - mean) / deviation, with both from the training data."
+            )
+        elif untried:
+            found.append(_learnt_nothing(before, accuracy, untrained, targets, untried))
     found += [_too_dear(history), _harmful(history)]
     return (*before.notes, *before.remarks, *(remark for remark in found if remark))
+
+
+def still_learning(control: Sequence[float], metric: str) -> str:
+    """Of the network without growth, by its figures after each epoch. Empty where it hardly rose any more."""
+    third = len(control) // 3
+    if third < 2:
+        return ""
+    middle, last = control[-2 * third : -third], control[-third:]
+    rose = (sum(last) - sum(middle)) / third
+    if not rose >= STILL_LEARNING:
+        return ""
+    return (
+        f"The network without growth was still learning: from the middle third of the run to the last, its validation "
+        f"{metric} rose by {rose:.1f} points. So a part of the gain may be speed alone: judge growth with more epochs, "
+        "a larger learning rate or a smaller batch size."
+    )
 
 
 def _too_dear(history: History) -> str:
@@ -273,7 +315,7 @@ def _learnt_nothing(
     ranks = {name: rank for rank, name in enumerate(ROTATION)}
     likely = sorted(untried, key=lambda pair: ranks.get(pair[1], len(ranks)))  # stable: slots stay in their order
     seeds = " and ".join(f"{name} at {slot}" for slot, name in likely[:2])
-    remedy = "more epochs or a larger learning rate"
+    remedy = "more epochs, smaller batches or a larger learning rate"
     if not isinstance(before.controller, Heuristic):
         remedy = f'controller "heuristic", {remedy}'
     if before.rent > 0.0 and isinstance(before.controller, LearnedController):

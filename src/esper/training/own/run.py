@@ -33,7 +33,7 @@ from esper.training.own.checkpoint import Checkpoint
 from esper.training.own.gpu import GpuOptions
 from esper.training.own.grown import Grown
 from esper.training.own.history import History
-from esper.training.own.remarks import Outlook, Targets, remarks
+from esper.training.own.remarks import Outlook, Targets, remarks, still_learning
 from esper.training.own.stepper import Stepper
 from esper.training.own.verdict import Compared, Verdict
 
@@ -227,6 +227,7 @@ def finish_growth(
             before.rent,
             before.metric,
         )
+    gained = verdict is not None and verdict.validation.gain > 0.0
     return Grown(
         model=exported,
         history=history,
@@ -244,6 +245,7 @@ def finish_growth(
             *why_ended,
             *untested,
             *([verdict.text] if verdict is not None and not verdict.paid else []),
+            *filter(None, [still_learning(trained.control, before.metric) if gained else ""]),
             *problem,
             *uncounted,
         ),
