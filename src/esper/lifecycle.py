@@ -132,7 +132,7 @@ class Criterion:
         """What was seen, for people; NaN is what was not measured."""
         if math.isnan(value):
             return f"{self.name} not measured (not enough)"
-        seen = f"{value:+.2f} (over {limit:g})" if self.above else f"{value:.3g} (at least {limit:g})"
+        seen = f"{value:+z.2f} (over {limit:g})" if self.above else f"{value:.3g} (at least {limit:g})"
         enough = value > limit if self.above else value >= limit
         return f"{self.name} {seen}{'' if enough else ' (not enough)'}"
 

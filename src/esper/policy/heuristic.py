@@ -167,7 +167,7 @@ class Heuristic(RuleController):
             promise = "nothing" if slot.shadow_benefit is None else f"{slot.shadow_benefit.accuracy:+z.1f} points"
             return f"after {slot.dwell} epochs its shadow promises {promise}"
         if slot.stage is not Stage.HOLDING:
-            return f"it costs {-contribution:.1f} points"
+            return f"it costs {-contribution:z.1f} points"
         extra = torch.tensor(extra_rent(situation.rent, slot.parameters, situation.host_parameters))
         asks = "" if situation.rent == RENT_RATE else f"; the rent asks for {float(self._least(extra)):.1f}"
         return f"it contributes only {contribution or 0.0:+z.1f} points{asks}"

@@ -47,7 +47,7 @@ class Suspicion:
         )
         return (
             f"{self.kind} at {self.path}: without seed {self.seed} ({self.blueprint}) the network loses "
-            f"{self.contribution:.1f} points, but it changed by {self.improvement:+.1f} since that was planted: {what}"
+            f"{self.contribution:.1f} points, but it changed by {self.improvement:+z.1f} since that was planted: {what}"
         )
 
 
