@@ -25,6 +25,7 @@ from esper.growth.model import GrowingModel, Survey, planted_modules
 from esper.growth.probe import AttachError, probe
 from esper.growth.replay import find_taps
 from esper.growth.style import find_styles
+from esper.growth.trial import check_training_pass, replays_agree
 from esper.growth.visibility import check_words, find_visibility
 from esper.lifecycle import Rules
 from esper.tables import quantity
@@ -63,16 +64,14 @@ def attach(
         if name not in blueprint_names():
             raise AttachError(f"unknown blueprint {name!r}: choose some of {', '.join(blueprint_names())}")
     found = survey(model, slots, example, layouts, visibility)
+    check_training_pass(model, example)
     styles = find_styles(model, example, dict(found.slots))
-    return GrowingModel(
-        model,
-        replace(found, slots=tuple((path, replace(shape, style=styles[path])) for path, shape in found.slots)),
-        rules=rules,
-        blueprints=blueprints,
-        budget=budget,
-        max_seeds=max_seeds,
-        rng_seed=rng_seed,
-    )
+    found = replace(found, slots=tuple((path, replace(shape, style=styles[path])) for path, shape in found.slots))
+    limits: dict[str, Any] = {"rules": rules, "blueprints": blueprints, "budget": budget, "max_seeds": max_seeds}
+    growing = GrowingModel(model, found, **limits, rng_seed=rng_seed)
+    if replays_agree(growing, example):
+        return growing
+    return GrowingModel(model, replace(found, taps=()), **limits, rng_seed=rng_seed)  # each pass is a whole one
 
 
 def survey(

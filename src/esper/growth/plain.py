@@ -18,8 +18,9 @@ from esper.growth.blueprints import get_blueprint
 from esper.growth.graft import Grafted, graft
 from esper.growth.model import GrowingModel, is_growth_hook
 from esper.growth.probe import AttachError, call, untouched
+from esper.growth.randomness import preserved_rng
 from esper.growth.seed import Seed
-from esper.growth.slot import Slot, SlotMode, preserved_rng
+from esper.growth.slot import Slot, SlotMode
 from esper.growth.standalone import Graft
 from esper.growth.tensors import count_parameters
 from esper.lifecycle import IN_FORWARD

@@ -28,7 +28,8 @@ from esper.env.rent import RENT_RATE, check_rent
 from esper.growth.attach import SlotChoice, attach, check_model
 from esper.growth.auto_slots import AUTO
 from esper.growth.plain import check_exportable, graft_from
-from esper.growth.slot import preserved_modes, preserved_rng
+from esper.growth.randomness import preserved_rng
+from esper.growth.slot import preserved_modes
 from esper.lifecycle import Rules
 from esper.policy.controller import Controller
 from esper.tasks.feed import LoaderFeed

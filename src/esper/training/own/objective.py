@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from esper.engine.measure import Loss, Score
 from esper.errors import first_line
 from esper.growth.probe import AttachError, described, input_tensors, try_batch
-from esper.growth.slot import preserved_rng
+from esper.growth.randomness import preserved_rng
 from esper.tasks.batches import LABELS, Batch
 from esper.tasks.feed import IGNORED, Feed, LoaderFeed, TensorFeed, check_classes
 from esper.tasks.registry import cross_entropy
