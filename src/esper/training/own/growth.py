@@ -114,7 +114,7 @@ class Growth(LoopUpdates):
         with preserved_rng(device):  # a loader draws for every pass; the person's training must not notice
             feed, batch = as_validation(model, checked_data(validate, "val", labels=labels), device, labels=labels)
             example = example_of(feed, batch)
-            objective = fit_objective(model, feed, batch, batch[1], loss, metric, metric_scale)
+            objective = fit_objective(model, feed, batch, batch[1], loss, metric, metric_scale, copied=False)
             check_batches_of_one(model, feed, example)
             growing = attach(model, slots, example, layouts=layouts, visibility=visibility, **limits, rng_seed=seed)
             check_exportable(growing, example)
