@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import esper
 from esper.growth.attach import AttachError, attach
+from esper.growth.plain import check_exportable
 from esper.growth.slot import SlotMode
 from esper.lifecycle import Stage
 from small_worlds import plant
@@ -139,3 +140,20 @@ def test_outputs_in_which_no_tensor_can_be_seen_are_refused() -> None:
 
     with pytest.raises(AttachError, match=r"Wrapped returns a Answer, in which no tensor can be seen: return a tensor"):
         attach(Wrapped(), ["first"], X[:2])
+
+
+def test_what_is_counted_in_every_pass_is_no_difference_of_the_exported_model() -> None:
+    class Observed(Net):
+        """As with fake quantisation: what is seen, in evaluation too, decides what is given."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.register_buffer("most", torch.ones(()))
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.most.mul_(0.5).add_(x.abs().max())
+            h: Tensor = super().forward(x) / self.most
+            return h
+
+    model = attach(Observed(), ["first"], X[:2])
+    check_exportable(model, X[:2])

@@ -48,12 +48,14 @@ def tried_loss(loss: Loss, outputs: Any, targets: Tensor, *, copied: bool) -> Te
     given: tuple[Any, Tensor] = tree_map_only(Tensor, lambda leaf: leaf.detach().clone(), (outputs, targets))
     with torch.enable_grad():
         found = loss(*given)
+    if not isinstance(found, Tensor) or found.dim() > 0:
+        raise ObjectiveError(f"the loss must give one number, a tensor without axes, not {described(found)}")
     if not torch.equal(given[1], targets):
         raise ObjectiveError(
             "the loss changes the targets in place, and they are needed again when seeds learn and are measured: let "
             "it begin with targets = targets.clone()"
         )
-    if copied and isinstance(found, Tensor) and found.requires_grad:
+    if copied and found.requires_grad:
         raise ObjectiveError(
             "the loss follows parameters that are not in the model's outputs, such as those of the model that you "
             "passed, and a copy of that is trained: pass in_place=True, or use esper.Growth"

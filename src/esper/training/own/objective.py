@@ -26,6 +26,7 @@ from esper.tasks.registry import cross_entropy
 from esper.training.own.cures import check_loss, copies, cure, if_one_hot, tried_loss
 from esper.training.own.default_metrics import (
     ObjectiveError,
+    check_countable,
     checked_classes,
     checked_values,
     class_axis,
@@ -160,9 +161,7 @@ def fit_objective(
     if classes is not None:
         _check_all_classes(seen, classes, ignored)
     chosen = _loss(seen)
-    found = _tried("loss", partial(tried_loss, chosen, seen.outputs, seen.targets, copied=copied), seen)
-    if not isinstance(found, Tensor) or found.dim() > 0:
-        raise ValueError(f"the loss must give one number, a tensor without axes, not {described(found)}")
+    _tried("loss", partial(tried_loss, chosen, seen.outputs, seen.targets, copied=copied), seen)
     if metric is None:
         judge = _default_score(seen, ignored)
         _tried("metric", lambda: judge.score(seen.outputs, seen.targets), seen)
@@ -292,6 +291,7 @@ def _default_score(seen: _Seen, ignored: int) -> _Judge:
 
 def _class_score(axis: int, seen: _Seen, ignored: int) -> _Judge:
     """Language models are judged by loss: the share of symbols that they get right moves little while they learn."""
+    check_countable(int(seen.logits.shape[axis]), ignored, seen.targets, seen.train_targets)
     if axis == -1 and seen.logits.dim() == 3:
         return _Judge(likelihood(ignored=ignored), None, "likelihood")
     return _Judge(classes_right(axis, ignored), "class")
