@@ -12,6 +12,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 
 import esper
 from esper.growth.attach import AttachError, attach
@@ -71,7 +72,12 @@ def test_a_model_that_writes_into_its_inputs_is_refused(before: Callable[[Net, T
     assert torch.equal(x, X)  # the data are as they were
 
 
-@pytest.mark.parametrize("before", [averages, replaces])
+def follows_another(net: Net, x: Tensor) -> None:
+    if net.training:
+        net.codes.data.lerp_(net.first.bias.data, 0.1)
+
+
+@pytest.mark.parametrize("before", [averages, replaces, follows_another])
 def test_a_model_whose_pass_moves_its_parameters_is_refused(before: Callable[[Net, Tensor], None]) -> None:
     net = Net(before)
     own = dict(net.named_parameters())
@@ -79,6 +85,53 @@ def test_a_model_whose_pass_moves_its_parameters_is_refused(before: Callable[[Ne
         attach(net, ["first"], X[:2])
     assert all(value is own[name] for name, value in net.named_parameters())
     assert torch.equal(net.codes, 3 * torch.ones(8))
+
+
+def test_a_copy_that_follows_its_original_is_seen_where_both_are_equal_at_first() -> None:
+    net = Net(follows_another)
+    net.codes.data = net.first.bias.data.clone()
+    with pytest.raises(AttachError, match="itself changes the parameter 'codes'"):
+        attach(net, ["first"], X[:2])
+    assert torch.equal(net.codes, net.first.bias)
+
+
+def test_a_plain_tensor_that_a_pass_writes_into_is_refused() -> None:
+    def counts(net: Net, x: Tensor) -> None:
+        net.seen += len(x)
+
+    net = Net(counts)
+    net.seen = torch.zeros(())
+    with pytest.raises(AttachError, match=r"writes into the tensor 'seen', which is no buffer.*register_buffer"):
+        attach(net, ["first"], X[:2])
+    del net.seen
+    net.register_buffer("seen", torch.zeros(()))
+    assert attach(net, ["first"], X[:2]).slots
+    assert net.seen == 0
+
+
+class Cut(nn.Module):
+    """A body through which no gradient goes, and a layer after it."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Linear(4, 8), nn.ReLU())
+        self.first, self.head = nn.Linear(8, 8), nn.Linear(8, 2)
+        self.how = how
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.how == "checkpoint":
+            h = checkpoint(self.body, x, use_reentrant=True)
+        else:
+            with torch.set_grad_enabled(self.how == "detached" and torch.is_grad_enabled()):
+                h = self.body(x).detach()
+        return self.head(self.first(h).relu())  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("how", ["no_grad", "detached", "checkpoint"])
+def test_slots_that_no_gradient_reaches_are_refused_by_name_and_left_out_by_the_rule(how: str) -> None:
+    with pytest.raises(AttachError, match=r"no gradient reaches slot 'body\.0'.*use_reentrant=False"):
+        attach(Cut(how), ["body.0", "first"], X[:2])
+    assert [slot.path for slot in attach(Cut(how), "auto", X[:2]).slots] == ["first"]
 
 
 def test_a_limit_on_norms_is_no_reason_to_refuse() -> None:
