@@ -81,10 +81,10 @@ class Counting(nn.Module):
     def __init__(self, width: int = 4) -> None:
         super().__init__()
         self.linear = nn.Linear(width, width)
-        self.worked = 0
+        self.worked = [0]  # written in place: a replay forgets what a module notes on itself
 
     def forward(self, x: Tensor) -> Tensor:
-        self.worked += 1
+        self.worked[0] += 1
         return self.linear(x).tanh()
 
 
@@ -102,10 +102,10 @@ class Chain(nn.Module):
         return self.head(x)
 
     def work(self) -> list[int]:
-        found = [m.worked for m in self.modules() if isinstance(m, Counting)]
+        found = [m.worked[0] for m in self.modules() if isinstance(m, Counting)]
         for module in self.modules():
             if isinstance(module, Counting):
-                module.worked = 0
+                module.worked[0] = 0
         return found
 
 

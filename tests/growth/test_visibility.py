@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils import prune
 
 from esper.engine.prepare import task_learner
 from esper.growth.attach import AttachError, attach, inspect, survey
@@ -207,8 +208,8 @@ def prefix() -> Tensor:
     return mask
 
 
-def blocks() -> Tensor:
-    number = torch.arange(TIME) // 3
+def blocks(size: int = 3) -> Tensor:
+    number = torch.arange(TIME) // size
     return number[:, None] >= number
 
 
@@ -308,6 +309,13 @@ HOSTS: dict[str, tuple[Callable[[], nn.Module], Callable[[], Any], dict[str, str
     "a loss for each": (lambda: Flat("loss"), symbols, {"embed": "causal", "core": "causal"}),
     "prefix": (lambda: Masked(prefix()), symbols, {"embed": "causal", "block": "causal"}),
     "causal blocks": (lambda: Masked(blocks()), symbols, {"embed": "causal", "block": "causal"}),
+    "causal blocks of 5": (lambda: Masked(blocks(5)), symbols, {"embed": "causal", "block": "causal"}),
+    "causal blocks of 7": (lambda: Masked(blocks(7)), symbols, {"embed": "causal", "block": "causal"}),
+    "right to left": (
+        lambda: Masked(torch.ones(TIME, TIME).triu() > 0),
+        symbols,
+        {"embed": "position", "block": "position"},
+    ),
     "wavenet": (WaveNet, symbols, {"embed": "causal", "first": "causal", "second": "causal"}),
     **{how: (partial(Odd, how), symbols, {"embed": "causal", "core": "causal"}) for how in ODD},
     "windows of 3": (lambda: Windows(3), steps, {"out": "both"}),
@@ -483,6 +491,43 @@ def test_a_vector_of_an_autoregressive_model_is_refused() -> None:
     with pytest.raises(AttachError, match="slot '1' is a vector whose entries stand for positions of an autoregress"):
         attach(made, ["1"], torch.randn(4, 6))
     attach(nn.Sequential(nn.Linear(6, 6), nn.Tanh()), ["1"], torch.randn(4, 6))
+
+
+class MaskedLinear(nn.Linear):
+    def __init__(self, mask: Tensor) -> None:
+        super().__init__(mask.shape[1], mask.shape[0])
+        self.register_buffer("mask", mask.float())
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.linear(x, self.weight * self.mask, self.bias)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2, 3], [3, 2, 1, 0], [2, 0, 3, 1]])
+def test_a_vector_between_masked_layers_is_refused_in_any_order_of_the_entries(order: list[int]) -> None:
+    """As in a masked autoregressive flow, which has two outputs for each entry."""
+    place, unit = torch.tensor(order), torch.arange(8) % 3
+    first, last = MaskedLinear(unit[:, None] >= place), MaskedLinear((place[:, None] > unit).repeat(2, 1))
+    made = nn.Sequential(first, nn.ReLU(), last)
+    with pytest.raises(AttachError, match=r"slot '0' is a vector in a model with masked layers \(0\).*visibility="):
+        attach(made, ["0"], torch.randn(4, 4))
+    assert attach(made, ["0"], torch.randn(4, 4), visibility={"0": "both"}).slots
+
+
+def test_a_pruned_layer_is_no_masked_one() -> None:
+    layer = prune.l1_unstructured(nn.Linear(4, 4), "weight", 0.5)
+    assert attach(nn.Sequential(layer, nn.Linear(4, 2)), ["0"], torch.randn(4, 4)).slots
+
+
+def test_documents_in_one_row_are_not_read_from_one_another() -> None:
+    class Packed(Attending):
+        def forward(self, x: Tensor) -> Tensor:
+            document = (x == 2).cumsum(1)
+            later = torch.ones(TIME, TIME, dtype=torch.bool).triu(1)
+            mask = (document[:, None] != document[:, :, None]) | later
+            return self.head(self.block(self.embed(x), src_mask=mask.repeat_interleave(2, 0)))
+
+    (slot,) = attach(Packed(True, True).eval(), ["block"], symbols()).slots
+    assert slot.shape.visibility == "position"
 
 
 def test_a_series_of_one_step_is_asked_about() -> None:

@@ -17,7 +17,7 @@ from planned import score
 
 from esper.growth.attach import attach
 from esper.growth.model import GrowingModel
-from esper.growth.slot import preserved_rng
+from esper.growth.randomness import preserved_rng
 from esper.tasks import needs
 from esper.tasks.disguised import EASY, MORE_STAGES, NARROW, WIDE, Disguised, disguise
 from esper.tasks.family import Draw, get_family

@@ -12,7 +12,7 @@ import torch
 from planned import score
 
 from esper.growth.attach import attach
-from esper.growth.slot import preserved_rng
+from esper.growth.randomness import preserved_rng
 from esper.growth.standalone import model_source
 from esper.tasks import needs
 from esper.tasks.family import NATURAL, Draw, family_names, get_family

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import json
 import os
+import random
 import signal
 from functools import partial
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -255,7 +257,7 @@ def test_hopeless_training_says_so() -> None:
 
 
 class Counting(nn.Module):
-    """An average in a buffer that `state_dict()` leaves out, and a count in a value that is no tensor."""
+    """An average in a buffer that `state_dict()` leaves out, a count that is no tensor, random numbers of all kinds."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -268,6 +270,7 @@ class Counting(nn.Module):
         if self.training:
             self.passes += 1
             self.mean = 0.9 * self.mean + 0.1 * h.detach().mean(0)
+            h = h * (0.5 + random.random()) * (0.5 + np.random.rand())
         hidden: Tensor = self.last((h - self.mean).relu())
         return hidden
 

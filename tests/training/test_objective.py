@@ -125,6 +125,44 @@ def test_a_loss_with_parameters_of_its_own_is_refused() -> None:
     refused("parameters of its own.*into the model", lambda: once(loss=Learned()))
 
 
+@pytest.mark.parametrize("kind", [tuple, loader])
+def test_integers_that_are_no_classes_of_the_outputs_need_a_metric(kind: Any) -> None:
+    """One logit for yes and no, or one less than there are levels."""
+
+    def levels(outputs: Tensor, targets: Tensor) -> Tensor:
+        above = (targets[:, None] > torch.arange(outputs.shape[1])).float()
+        return F.binary_cross_entropy_with_logits(outputs, above)
+
+    for outputs, y in ((1, (Y > 0).long()), (2, Y)):
+        data = loader(X, y) if kind is loader else (X, y)
+        refused(
+            rf"integers from 0 to {outputs}, and the model has {outputs} outputs.*pass metric=",
+            lambda data=data, outputs=outputs: once(data, data, loss=levels, model=net(outputs)),
+        )
+
+
+def test_a_loss_that_shifts_its_targets_in_place_is_refused() -> None:
+    def shifted(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets.sub_(1).clamp(min=0))
+
+    y = Y + 1
+    refused(
+        r"the loss changes the targets in place.*targets\.clone\(\)",
+        lambda: once(loss=shifted, metric=lambda outputs, targets: 1.0 * targets, train=(X, y)),
+    )
+    assert torch.equal(y, Y + 1)
+
+
+def test_a_loss_that_follows_the_model_of_which_a_copy_is_trained_is_refused() -> None:
+    model = net(3)
+
+    def penalised(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets) + 0.01 * sum(p.square().sum() for p in model.parameters())
+
+    refused("the loss follows parameters.*pass in_place=True", lambda: once(loss=penalised, model=model))
+    assert once(loss=penalised, model=model, in_place=True)
+
+
 # -- by shape ----------------------------------------------------------------------------------------------------
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import namedtuple
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ from esper.engine.measure import evaluate, gather
 from esper.lifecycle import Stage
 from esper.tasks.feed import chunks
 from esper.tasks.registry import cross_entropy, percent_correct
-from esper.training.own.metric import own_score
+from esper.training.own.metric import FunctionScore, own_score
 from small_worlds import WORLDS
 from small_worlds import plant as plant_at
 
@@ -48,6 +49,14 @@ def test_one_number_is_a_function_of_the_whole_set(kind: Any) -> None:
     contrasts = [c for r in grown.history.records for c in r.measured.contributions.values()]
     assert contrasts
     assert all(0.0 <= c.error < math.inf for c in contrasts)
+
+
+def test_the_joined_outputs_of_a_named_tuple_have_its_names() -> None:
+    Both = namedtuple("Both", ["first", "second"])
+    score = FunctionScore(lambda outputs, targets: 100.0 * float(outputs.second.mean()), "percent")
+    for _ in range(2):
+        score.update(Both(torch.zeros(3), torch.ones(3)), torch.zeros(3), torch.arange(3))
+    assert score.compute(0) == [100.0]
 
 
 class Counting:

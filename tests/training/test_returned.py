@@ -24,6 +24,7 @@ from esper.growth.export import ExportError, save
 from esper.growth.graft import is_record
 from esper.growth.plain import plain_model
 from esper.lifecycle import Stage
+from esper.training.own.optimizer import make_optimizer
 
 X, Y = rings(128, 1)
 
@@ -305,6 +306,15 @@ def test_a_parameter_that_no_group_has_is_named() -> None:
     frozen = small_net()
     frozen[2:].requires_grad_(False)
     quick_grow(model=frozen, epochs=1, optimizer=lambda ps, model: torch.optim.SGD(model[0].parameters(), lr=0.1))
+
+
+def test_sparse_gradients_need_an_optimizer_that_takes_them() -> None:
+    model = nn.Sequential(nn.EmbeddingBag(5, 3, sparse=True), nn.Linear(3, 2))
+    for factory in (None, torch.optim.Adam):
+        with pytest.raises(ValueError, match=r"table '0' gives sparse gradients.*sparse=False, or .*SGD"):
+            make_optimizer(factory, model)
+    assert make_optimizer(lambda parameters: torch.optim.SGD(parameters, lr=0.1), model)
+    assert make_optimizer(None, model[1])
 
 
 @pytest.mark.parametrize(

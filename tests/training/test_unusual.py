@@ -119,6 +119,22 @@ def test_what_is_seldom_meant_is_warned_of(settings: dict[str, Any], said: str) 
     assert len(warned) == 1
 
 
+OWN = net()
+
+
+@pytest.mark.parametrize("what", ["loss", "metric"])
+def test_a_function_that_reads_the_model_of_which_a_copy_is_trained_is_warned_of(what: str) -> None:
+    functions: dict[str, Any] = {
+        "loss": lambda outputs, targets: F.cross_entropy(outputs, targets) + 0.0 * float(OWN.training),
+        "metric": lambda outputs, targets: 100.0 * (outputs.argmax(1) == targets) * OWN.training,
+    }
+    remarks, warned = remarks_of(lambda: once(model=OWN, val=OTHER, **{what: functions[what]}))
+    assert list(remarks) == warned
+    assert [one[:44] for one in warned] == [f"The {what} reads the model that you passed, and"[:44]]
+    assert remarks_of(lambda: once(model=net(), val=OTHER, **{what: functions[what]})) == ((), [])  # another model
+    assert remarks_of(lambda: once(model=OWN, val=OTHER, in_place=True, **{what: functions[what]})) == ((), [])
+
+
 def test_what_is_meant_is_not_remarked() -> None:
     assert remarks_of(lambda: once(model=net(), val=OTHER, batch_size=7)) == ((), [])
     assert remarks_of(lambda: once(loader(X, Y), loader(*OTHER), model=net(), batch_size=128)) == ((), [])

@@ -7,7 +7,6 @@ replay the evaluation. All numbers stay on the device; one tensor of results is 
 from __future__ import annotations
 
 import gc
-import random
 from collections.abc import Callable, Hashable
 from contextlib import nullcontext
 
@@ -28,7 +27,7 @@ from esper.engine.graph_storage import (
 from esper.engine.learner import Learner, TrainReport, all_finite
 from esper.engine.measure import Contrasts, Evaluation, measure_batch, measuring
 from esper.engine.streams import GraphStream, Replay
-from esper.growth.slot import preserved_rng
+from esper.growth.randomness import preserved_rng
 from esper.growth.tensors import own_tensors
 from esper.tasks.data import Split
 from esper.tasks.feed import chunks
@@ -149,7 +148,7 @@ class CapturedEpoch:
         """One block of updates: the next one."""
         learner = self.learner
         model, incubating = learner.model, self._incubating
-        drawn = learner.rng_state, random.getstate()
+        drawn = learner.rng_state, learner.elsewhere.python
         batches = tensor_feed(learner).gather(self._now(self.plan), self._train)
         model.train()
         losses = []
@@ -167,7 +166,7 @@ class CapturedEpoch:
         else:
             self._total.add_(total)
             self._position.add_(1)
-        self._drew = not torch.equal(learner.rng_state, drawn[0]) or random.getstate() != drawn[1]
+        self._drew = not torch.equal(learner.rng_state, drawn[0]) or learner.elsewhere.python != drawn[1]
         learner.optimizer.zero_grad()  # a gradient lies in the graph's memory, which other graphs will use
 
     def _make_measurement(self) -> None:

@@ -33,7 +33,8 @@ from esper.engine.measure import (
     summed,
 )
 from esper.growth.model import GrowingModel
-from esper.growth.slot import Slot, SlotMode, preserved_rng
+from esper.growth.randomness import preserved_rng
+from esper.growth.slot import Slot, SlotMode
 from esper.lifecycle import Contrast
 from esper.tasks.feed import Batch
 

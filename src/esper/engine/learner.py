@@ -19,7 +19,8 @@ from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.precision import Precision, arithmetic, uses_bf16
 from esper.growth.model import GrowingModel
 from esper.growth.probe import arguments
-from esper.growth.slot import Slot, preserved_rng
+from esper.growth.randomness import Elsewhere, preserved_rng
+from esper.growth.slot import Slot
 from esper.lifecycle import IllegalTransitionError, Stage, Transition
 from esper.tasks.feed import Batch, Feed
 
@@ -71,6 +72,8 @@ class Learner:
         """Set while passes are made in bfloat16."""
         self.rng_state = torch.Generator().manual_seed(seed).get_state()
         """Where this learner's own sequence of random numbers is."""
+        self.elsewhere = Elsewhere.seeded(seed)
+        """The same of Python and numpy."""
 
     # -- one epoch, in this order -------------------------------------------------------------------------------
 
@@ -276,11 +279,12 @@ class Learner:
 
     @contextmanager
     def own_rng(self) -> Iterator[None]:
-        """Dropout and the like draw from this learner's own sequence; on a GPU all learners share the device's."""
+        """Dropout and the like draw from this learner's own sequences; on a GPU all learners share the device's."""
         with preserved_rng(torch.device("cpu")):
             torch.set_rng_state(self.rng_state)
+            self.elsewhere.set()
             yield
-            self.rng_state = torch.get_rng_state()
+            self.rng_state, self.elsewhere = torch.get_rng_state(), Elsewhere.now()
 
 
 class Updates:

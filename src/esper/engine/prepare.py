@@ -14,7 +14,7 @@ from esper.engine.precision import Precision
 from esper.engine.regions import compile_regions, compiled_loss, compiler_works
 from esper.growth.attach import survey
 from esper.growth.model import GrowingModel, Survey
-from esper.growth.slot import preserved_rng
+from esper.growth.randomness import preserved_rng
 from esper.growth.tensors import move_together
 from esper.lifecycle import Rules
 from esper.tasks.data import Split, channels_last

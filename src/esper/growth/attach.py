@@ -25,6 +25,7 @@ from esper.growth.model import GrowingModel, Survey, planted_modules
 from esper.growth.probe import AttachError, probe
 from esper.growth.replay import find_taps
 from esper.growth.style import find_styles
+from esper.growth.trial import check_state_stays, replays_agree, slots_without_gradient
 from esper.growth.visibility import check_words, find_visibility
 from esper.lifecycle import Rules
 from esper.tables import quantity
@@ -64,15 +65,22 @@ def attach(
             raise AttachError(f"unknown blueprint {name!r}: choose some of {', '.join(blueprint_names())}")
     found = survey(model, slots, example, layouts, visibility)
     styles = find_styles(model, example, dict(found.slots))
-    return GrowingModel(
-        model,
-        replace(found, slots=tuple((path, replace(shape, style=styles[path])) for path, shape in found.slots)),
-        rules=rules,
-        blueprints=blueprints,
-        budget=budget,
-        max_seeds=max_seeds,
-        rng_seed=rng_seed,
-    )
+    found = replace(found, slots=tuple((path, replace(shape, style=styles[path])) for path, shape in found.slots))
+    limits: dict[str, Any] = {"rules": rules, "blueprints": blueprints, "budget": budget, "max_seeds": max_seeds}
+    check_state_stays(model, example)
+    growing = GrowingModel(model, found, **limits, rng_seed=rng_seed)
+    if cut_off := slots_without_gradient(growing, example):
+        found = replace(found, slots=tuple((path, shape) for path, shape in found.slots if path not in cut_off))
+        if not (isinstance(slots, str) and found.slots):  # by name, or all that the rule found
+            raise AttachError(
+                f"no gradient reaches slot {cut_off[0]!r} from the outputs, so nothing that grows there could learn: "
+                "it must not run under torch.no_grad() or be detached, and torch.utils.checkpoint needs "
+                "use_reentrant=False"
+            )
+        growing = GrowingModel(model, found, **limits, rng_seed=rng_seed)
+    if replays_agree(growing, example):
+        return growing
+    return GrowingModel(model, replace(found, taps=()), **limits, rng_seed=rng_seed)  # each pass is a whole one
 
 
 def survey(

@@ -18,8 +18,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from esper.growth.blueprints import SlotShape
 from esper.growth.probe import call, untouched, with_batch
+from esper.growth.randomness import preserved_rng
 from esper.growth.seed import Seed
-from esper.growth.slot import preserved_rng
 
 
 def flops_per_example(model: nn.Module, example: Any) -> int:

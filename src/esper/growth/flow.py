@@ -61,18 +61,29 @@ class Across:
 
     forwards: tuple[bool, ...]
     backwards: tuple[bool, ...]
+    far: tuple[bool, bool]
+    """From the first quarter to the last one, and back."""
     one_for_one: bool
     """The tensor has as many positions as the input."""
 
     @property
     def one_way(self) -> bool:
-        """Forwards and not backwards.
+        """Forwards and not backwards."""
+        return self._only(self.forwards, self.backwards, self.far)
 
-        At half of the cuts: blocks and prefixes may look both ways within themselves, and padding in the example looks
-        like a future that nothing reads. At all of them where it is not one for one: a stride may look so at some.
-        """
-        found = [there and not back for there, back in zip(self.forwards, self.backwards, strict=True)]
-        return 2 * sum(found) >= len(found) if self.one_for_one else all(found)
+    @property
+    def other_way(self) -> bool:
+        """Backwards and not forwards, where there is a position for each of the input."""
+        return self.one_for_one and self._only(self.backwards, self.forwards, self.far[::-1])
+
+    def _only(self, along: Sequence[bool], against: Sequence[bool], far: tuple[bool, bool]) -> bool:
+        """At half of the cuts, or from end to end: blocks and prefixes may look both ways within themselves, and
+        padding in the example looks like a future that nothing reads. At all of them where it is not one for one: a
+        stride may look so at some."""
+        found = [there and not back for there, back in zip(along, against, strict=True)]
+        if not self.one_for_one:
+            return all(found)
+        return 2 * sum(found) >= len(found) or (far[0] and not far[1])
 
     @property
     def nothing(self) -> bool:
@@ -110,7 +121,10 @@ class Flow:
             before, after = self._axis.sides(positions, cut)
             backwards.append(bool(late[name][key][:before].any()))
             forwards.append(bool(early[name][key][after:].any()))
-        return Across(tuple(forwards), tuple(backwards), positions == self._axis.length)
+        cuts = self._axis.cuts
+        last = bool(self._early[0][name][key][self._axis.sides(positions, cuts[-1])[1] :].any())
+        first = bool(self._late[-1][name][key][: self._axis.sides(positions, cuts[0])[0]].any())
+        return Across(tuple(forwards), tuple(backwards), (last, first), positions == self._axis.length)
 
 
 class Passes:

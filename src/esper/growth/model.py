@@ -21,9 +21,10 @@ from esper.actions import BLENDS
 from esper.errors import GrowthWarning
 from esper.growth.blueprints import VISIBILITIES, Blueprint, SlotShape, blueprint_names, fitting
 from esper.growth.graft import without_nested_tensors
+from esper.growth.randomness import preserved_rng
 from esper.growth.replay import PassRecorder
 from esper.growth.seed import Seed, parameter_count
-from esper.growth.slot import Slot, SlotMode, preserved_buffers, preserved_rng
+from esper.growth.slot import Slot, SlotMode, preserved_attributes, preserved_buffers
 from esper.growth.tensors import count_parameters, move_together, own_tensors
 from esper.lifecycle import LIVE, IllegalTransitionError, Rules, Stage, Transition
 from esper.slot_views import Slots
@@ -155,7 +156,12 @@ class GrowingModel(nn.Module):
         For passes that were not recorded; for others `shadow` is quicker.
         """
         others = [other.seed for other in self.joined if other.seed is not None]
-        with preserved_rng(self.device), preserved_buffers(*others), slot.private_buffers():
+        with (
+            preserved_rng(self.device),
+            preserved_attributes(self.host),
+            preserved_buffers(*others),
+            slot.private_buffers(),
+        ):
             slot.mode = SlotMode.SHADOW
             try:
                 yield
@@ -167,6 +173,7 @@ class GrowingModel(nn.Module):
         first = min(changes, key=lambda slot: slot.index)
         modes = dict.fromkeys(self.slots[: first.index], SlotMode.REPEAT) | changes
         with ExitStack() as stack:
+            stack.enter_context(preserved_attributes(self.host))
             stack.enter_context(self._recorder.up_to(first.module))
             for slot, mode in changes.items():
                 if mode is SlotMode.SHADOW:

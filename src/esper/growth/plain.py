@@ -18,8 +18,9 @@ from esper.growth.blueprints import get_blueprint
 from esper.growth.graft import Grafted, graft
 from esper.growth.model import GrowingModel, is_growth_hook
 from esper.growth.probe import AttachError, call, untouched
+from esper.growth.randomness import preserved_rng
 from esper.growth.seed import Seed
-from esper.growth.slot import Slot, SlotMode, preserved_rng
+from esper.growth.slot import Slot, SlotMode, preserved_buffers
 from esper.growth.standalone import Graft
 from esper.growth.tensors import count_parameters
 from esper.lifecycle import IN_FORWARD
@@ -128,7 +129,7 @@ def check_exportable(growing: GrowingModel, example: Any) -> None:
                 exported = _copy_host(growing, share=True)
                 graft(exported, [(slot.path, copy.deepcopy(seed.body), 1.0, {})])
                 slot.mode = SlotMode.SHADOW
-                with preserved_rng(growing.device):
+                with preserved_rng(growing.device), preserved_buffers(growing.host):  # observers count in every pass
                     expected = call(growing.host, example)
                 try:
                     gap = output_gap(expected, call(exported, example))

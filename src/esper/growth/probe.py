@@ -14,10 +14,12 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 from esper.errors import first_line
 from esper.growth.graft import argument_names, without_nested_tensors
-from esper.growth.slot import preserved_buffers, preserved_modes, preserved_rng
+from esper.growth.randomness import preserved_rng
+from esper.growth.slot import preserved_attributes, preserved_buffers, preserved_modes
 
 CASTS = {torch.float32: "x.float()", torch.float64: "x.double()", torch.bfloat16: "x.bfloat16()"}
 
@@ -72,21 +74,16 @@ def probe(model: nn.Module, example: Any) -> Probe:
 
 @contextmanager
 def untouched(model: nn.Module) -> Iterator[None]:
-    """Evaluation mode, without gradients; afterwards modes, buffers and random numbers are what they were.
+    """Evaluation mode, without gradients; afterwards modes, attributes, buffers and random numbers are as before.
 
     What torch's encoders do with padding is what they do in training, see `without_nested_tensors`.
     """
-    encoders = [part for part in model.modules() if isinstance(part, nn.TransformerEncoder)]
-    nested = [encoder.use_nested_tensor for encoder in encoders]
-    with preserved_modes(model):
+    device = next(model.parameters()).device
+    with preserved_modes(model), preserved_attributes(model):
         model.eval()
         without_nested_tensors(model)
-        try:
-            with torch.no_grad(), preserved_rng(next(model.parameters()).device), preserved_buffers(model):
-                yield
-        finally:
-            for encoder, before in zip(encoders, nested, strict=True):
-                encoder.use_nested_tensor = before
+        with torch.no_grad(), preserved_rng(device), preserved_buffers(model):
+            yield
 
 
 def arguments(inputs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -104,11 +101,27 @@ def call(model: nn.Module, inputs: Any) -> Any:
     return model(*args, **kwargs)
 
 
+def call_on_copies(model: nn.Module, inputs: Any) -> Any:
+    """The same, with what it is given kept from being changed; a model that changes it is refused."""
+    given = tree_map_only(Tensor, Tensor.clone, inputs)
+    outputs = call(model, given)
+    for before, after in zip(tree_leaves(inputs), tree_leaves(given), strict=True):
+        # Other tensors have no version, or cannot be compared.
+        if isinstance(after, Tensor) and after._version > 0 and not bool(((before == after) | before.isnan()).all()):
+            raise AttachError(
+                f"{type(model).__name__} changes its inputs in place, and they are needed again when seeds learn and "
+                "are measured: let its forward begin with a copy, x = x.clone()"
+            )
+    return outputs
+
+
 def try_batch(model: nn.Module, inputs: Any) -> Any:
     """The same, with the model left as it was; an error becomes one line."""
     try:
         with untouched(model):
-            return call(model, inputs)
+            outputs = call_on_copies(model, inputs)
+    except AttachError:
+        raise
     except Exception as error:
         args, kwargs = arguments(inputs)
         detail = first_line(error)
@@ -120,6 +133,12 @@ def try_batch(model: nn.Module, inputs: Any) -> Any:
             f"{type(model).__name__} does not accept the example batch ({given}): {detail}"
             + _cure(model, detail, [*args, *kwargs.values()])
         ) from error
+    if not any(isinstance(leaf, Tensor) for leaf in tree_leaves(outputs)):
+        raise AttachError(
+            f"{type(model).__name__} returns a {type(outputs).__name__}, in which no tensor can be seen: return a "
+            "tensor, a tuple, a named tuple or a dict of tensors"
+        )
+    return outputs
 
 
 def _cure(model: nn.Module, detail: str, given: Sequence[Any]) -> str:

@@ -84,7 +84,7 @@ class PassRecorder:
     @contextmanager
     def up_to(self, slot_module: nn.Module) -> Iterator[None]:
         """Within, every tap that finished no later than `slot_module` returns its recorded output."""
-        if not self._outputs:
+        if self.taps and not self._outputs:
             raise RuntimeError("replay needs a recorded forward pass")
         # A pass may leave a slot out (layer drop); then nothing is known to come before it.
         before = self._outputs if slot_module in self._outputs else {}

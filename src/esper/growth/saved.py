@@ -34,7 +34,7 @@ from esper.growth.folder import (
 from esper.growth.graft import fill, graft
 from esper.growth.older import renamed
 from esper.growth.program import read_program
-from esper.growth.slot import preserved_rng
+from esper.growth.randomness import preserved_rng
 from esper.growth.standalone import Graft, find_host
 from esper.lifecycle import IN_FORWARD, Stage
 

@@ -38,8 +38,8 @@ from esper.growth.folder import (
 from esper.growth.graft import SEEDS, fill, graft, holder_of, read_record
 from esper.growth.model import GrowingModel, planted_modules
 from esper.growth.plain import ExportError, grafted, grafts_of, plain_model
+from esper.growth.randomness import preserved_rng
 from esper.growth.saved import build_seed, class_of, read_graft
-from esper.growth.slot import preserved_rng
 from esper.growth.standalone import Graft
 from esper.growth.tensors import count_parameters
 

@@ -171,6 +171,18 @@ def preserved_modes(root: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
+def preserved_attributes(root: nn.Module) -> Iterator[None]:
+    """What its modules note on themselves inside, such as a count or the last state of a recurrence, is forgotten."""
+    own = [(vars(module), dict(vars(module))) for module in root.modules()]
+    try:
+        yield
+    finally:
+        for attributes, before in own:
+            attributes.clear()
+            attributes.update(before)
+
+
+@contextmanager
 def preserved_buffers(*roots: nn.Module) -> Iterator[None]:
     """Buffers of these modules that are written or replaced inside are afterwards what they were."""
     own = [(m, name, b) for root in roots for m in root.modules() for name, b in m.named_buffers(recurse=False)]
@@ -181,14 +193,3 @@ def preserved_buffers(*roots: nn.Module) -> Iterator[None]:
     finally:
         for module, name, buffer in own:
             setattr(module, name, buffer)
-
-
-@contextmanager
-def preserved_rng(device: torch.device) -> Iterator[None]:
-    """Random numbers drawn inside do not move the host's own sequence.
-
-    A GPU's generator cannot be read while a CUDA graph is captured; there it moves on.
-    """
-    forked = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
-    with torch.random.fork_rng(devices=[device] if forked else []):
-        yield

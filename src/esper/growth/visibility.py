@@ -4,6 +4,7 @@ In a causal network a seed that looked at later positions would show it what it 
 causal is found by trying (`flow.py`), for each axis of each input, from the outputs at the end:
 
     information flows forwards only                                          causal
+    backwards only                                                           position: no seed looks that way
     both ways                                                                both
     not at all, position by position                                         causal, to be safe
     the outputs have no positions (a class, say)                             causal if forwards only inside, else both
@@ -45,6 +46,13 @@ def find_visibility(
         if word is not None:
             found[path] = _for_layout(word, shape)
     unknown = {path: shape for path, shape in shapes.items() if path not in found}
+    for path, shape in unknown.items():
+        if shape.layout == "dense" and (masked_layer := _masked_layer(model)):
+            raise AttachError(
+                f"slot {path!r} is a vector in a model with masked layers ({masked_layer}): what grows there would "
+                "join what the masks keep apart, as in an autoregressive model; choose another slot, or pass "
+                f"visibility={{{path!r}: 'both'}} if it may"
+            )
     if unknown:
         series = [shape for shape in unknown.values() if shape.layout in ("sequence", "conv1d")]
         padding = padding_inputs(model, example) if series else {}
@@ -57,6 +65,19 @@ def find_visibility(
             if shape in series and not _shows_all(model, path, shape, found[path], seen, masked, trusted):
                 found[path] = "position"
     return found
+
+
+def _masked_layer(model: nn.Module) -> str:
+    """The first module with a constant of zeros and ones as large as its matrix of weights; not one that was pruned."""
+    for path, module in model.named_modules():
+        shapes = {p.shape for p in module.parameters(recurse=False) if p.requires_grad and p.dim() == 2}
+        frozen = [(name, p) for name, p in module.named_parameters(recurse=False) if not p.requires_grad]
+        for name, value in (*module.named_buffers(recurse=False), *frozen):
+            if value.shape in shapes and f"{name.removesuffix('_mask')}_orig" not in module._parameters:
+                ones = value == 1
+                if bool((ones | (value == 0)).all()) and not bool(ones.all()):
+                    return path or type(module).__name__
+    return ""
 
 
 def _hiding_nothing(example: Any, padding: Mapping[Any, Tensor | None]) -> Any:
@@ -135,6 +156,8 @@ def _shows_all(
         return False
     inputs = seen.passes[1][module].inputs(module)
     own = any(name in MASKS and isinstance(value, Tensor) for name, value in inputs.items())
+    if any(_differs_by_example(name, value, shape.sizes[0]) for name, value in inputs.items()):
+        return False
     if not own and not masked:
         return True
     return trusted and shape.layout == "sequence" and _reads_its_mask(module, shape, seen)
@@ -156,6 +179,13 @@ def _is_masked(model: nn.Module, seen: Probe, lengths: Collection[int]) -> bool:
 
 def _is_square(value: Tensor) -> bool:
     return value.dim() == 2 and value.shape[0] == value.shape[1] != 3  # 3 examples
+
+
+def _differs_by_example(name: str, value: Any, length: int) -> bool:
+    """A mask of pairs of positions with more than one pattern, as for documents in one row: no seed reads such."""
+    if "mask" not in name or name in MASKS or not isinstance(value, Tensor) or value.dim() < 3:
+        return False
+    return value.shape[-2:] == (length, length) and value.numel() > length * length
 
 
 def _is_truth_by_position(value: Tensor, lengths: Collection[int]) -> bool:
@@ -197,6 +227,9 @@ def _tried(model: nn.Module, example: Any, shapes: Mapping[str, SlotShape]) -> d
                 concerned = {path: shape for path, shape in shapes.items() if flow.reaches(path)}
                 for path, seen in _causal(passes, number, flow, concerned).items():
                     found[path] = min(found[path], seen, key=list(VISIBILITIES).index)
+            elif any(across.other_way for across in flow.across(END)):
+                with_axis = [path for path, shape in shapes.items() if shape.layout != "dense" and flow.reaches(path)]
+                found |= dict.fromkeys(with_axis, "position")
     with_positions = [path for path, shape in shapes.items() if shape.layout != "dense"]
     single = any(1 in value.shape[1:] for value in input_tensors(example))
     short = [path for path in with_positions if single and shapes[path].sizes == (1,)]

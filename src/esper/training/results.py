@@ -19,7 +19,7 @@ from esper.engine.stacked.engine import StackedEngine
 from esper.env.rent import score
 from esper.growth.blueprints import SlotShape, blueprint_names
 from esper.growth.costs import flops_per_example, seed_flops
-from esper.growth.slot import preserved_rng
+from esper.growth.randomness import preserved_rng
 from esper.lifecycle import IN_FORWARD, Stage
 from esper.rollout.episodes import Episodes
 from esper.rollout.render import reports_of

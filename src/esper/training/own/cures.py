@@ -5,11 +5,15 @@ from __future__ import annotations
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
+from torch.utils._pytree import tree_map_only
 
+from esper.engine.measure import Loss
 from esper.errors import shown
-from esper.growth.probe import described
-from esper.training.own.default_metrics import fits
+from esper.growth.probe import described, input_tensors
+from esper.tasks.batches import LABELS
+from esper.training.own.default_metrics import ObjectiveError, fits
 
 NAMED = {
     "bce": "BCEWithLogitsLoss",
@@ -37,6 +41,33 @@ def check_loss(loss: Any) -> None:
             "the loss has parameters of its own, which would not be trained: put them into the model, or freeze them "
             "with requires_grad_(False)"
         )
+
+
+def tried_loss(loss: Loss, outputs: Any, targets: Tensor, *, copied: bool) -> Tensor:
+    """What the loss gives, if it leaves its targets as they are and follows nothing but outputs and targets."""
+    given: tuple[Any, Tensor] = tree_map_only(Tensor, lambda leaf: leaf.detach().clone(), (outputs, targets))
+    with torch.enable_grad():
+        found = loss(*given)
+    if not isinstance(found, Tensor) or found.dim() > 0:
+        raise ObjectiveError(f"the loss must give one number, a tensor without axes, not {described(found)}")
+    if not torch.equal(given[1], targets):
+        raise ObjectiveError(
+            "the loss changes the targets in place, and they are needed again when seeds learn and are measured: let "
+            "it begin with targets = targets.clone()"
+        )
+    if copied and found.requires_grad:
+        raise ObjectiveError(
+            "the loss follows parameters that are not in the model's outputs, such as those of the model that you "
+            "passed, and a copy of that is trained: pass in_place=True, or use esper.Growth"
+        )
+    return found
+
+
+def copies(inputs: Any, targets: Tensor) -> bool:
+    """One of the inputs is the targets. (That both are constant, as masks and labels may be, says nothing.)"""
+    others = {**inputs, LABELS: None} if isinstance(inputs, dict) else inputs
+    same = any(part.shape == targets.shape and bool((part == targets).all()) for part in input_tensors(others))
+    return same and bool(targets.min() != targets.max())
 
 
 def cure(loss: Any, kind: str | None, logits: Any, targets: Tensor) -> str:

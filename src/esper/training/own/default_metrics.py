@@ -88,6 +88,17 @@ def _filled(scores: Tensor, known: Tensor) -> Tensor:
 # -- shapes -------------------------------------------------------------------------------------------------------
 
 
+def check_countable(classes: int, ignored: int, *targets: Tensor) -> None:
+    """Refuse numbers without an output: a loss of the person's own reads them in another way than as classes."""
+    known = torch.cat([part[part != ignored] for part in targets])
+    if len(known) and (int(known.min()) < 0 or int(known.max()) >= classes):
+        raise ObjectiveError(
+            f"the targets are integers from {int(known.min())} to {int(known.max())}, and the model has {classes} "
+            "outputs for each, so it cannot be counted how many classes are right: pass metric=, a function of "
+            "(outputs, targets)"
+        )
+
+
 def class_axis(outputs: Any, targets: Tensor) -> int:
     """Where the outputs have one number per class: 1 as in torch, or -1. What fits both is refused, not guessed."""
     outputs = checked_outputs(outputs)

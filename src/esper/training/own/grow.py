@@ -45,7 +45,7 @@ from esper.training.own.objective import check_test, fit_objective, integers_are
 from esper.training.own.optimizer import MakeOptimizer, MakeScheduler, make_optimizer, make_scheduler
 from esper.training.own.remarks import outlook, warn_user
 from esper.training.own.run import OnEpoch, given_back, run_growth
-from esper.training.own.unusual import ignored_batch_size, thawed, validates_on_training
+from esper.training.own.unusual import ignored_batch_size, reads_model, thawed, validates_on_training
 from esper.training.own.watch import watching
 
 AT_LEAST_1 = Count(1, LARGEST_NUMBER)
@@ -145,9 +145,10 @@ def grow(
     held_out = None if test_data is None else checked_data(test_data, "test", labels=labels)
     feed, batch, targets = as_feed(host, train, val, where, batch_size, updates_per_epoch, seed, labels=labels)
     example = example_of(feed, batch)
-    objective = fit_objective(host, feed, batch, targets, loss, metric, metric_scale)
+    objective = fit_objective(host, feed, batch, targets, loss, metric, metric_scale, copied=not in_place)
     check_batches_of_one(host, feed, example)
 
+    named = {"loss": loss, "metric": metric}
     limits: dict[str, Any] = {"rules": rules, "blueprints": blueprints, "budget": budget, "max_seeds": max_seeds}
     growing = attach(host, slots, example, layouts=layouts, visibility=visibility, **limits, rng_seed=seed)
     check_exportable(growing, example)
@@ -171,7 +172,12 @@ def grow(
     test = None if held_out is None else evaluation_batches(held_out, where, feed, objective.classes, objective.ignored)
     if test is not None:
         check_test(host, test, objective)
-    noticed = (ignored_batch_size(batch_size, BATCH, train), thawed(model), objective.remark)
+    noticed = (
+        ignored_batch_size(batch_size, BATCH, train),
+        thawed(model),
+        objective.remark,
+        *("" if in_place else reads_model(what, function, model) for what, function in named.items()),
+    )
     before = outlook(
         growing,
         decider,

@@ -28,7 +28,8 @@ from esper.env.rent import RENT_RATE, check_rent
 from esper.growth.attach import SlotChoice, attach, check_model
 from esper.growth.auto_slots import AUTO
 from esper.growth.plain import check_exportable, graft_from
-from esper.growth.slot import preserved_modes, preserved_rng
+from esper.growth.randomness import preserved_rng
+from esper.growth.slot import preserved_modes
 from esper.lifecycle import Rules
 from esper.policy.controller import Controller
 from esper.tasks.feed import LoaderFeed
@@ -117,7 +118,7 @@ class Growth(LoopUpdates):
         with preserved_rng(device):  # a loader draws for every pass; the person's training must not notice
             feed, batch = as_validation(model, checked_data(validate, "val", labels=labels), device, labels=labels)
             example = example_of(feed, batch)
-            objective = fit_objective(model, feed, batch, batch[1], loss, metric, metric_scale)
+            objective = fit_objective(model, feed, batch, batch[1], loss, metric, metric_scale, copied=False)
             check_batches_of_one(model, feed, example)
             growing = attach(model, slots, example, layouts=layouts, visibility=visibility, **limits, rng_seed=seed)
             check_exportable(growing, example)

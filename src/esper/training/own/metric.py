@@ -310,7 +310,10 @@ def _mapped(function: Callable[[list[Tensor]], Tensor], parts: Sequence[Any]) ->
     if isinstance(first, dict):
         return {key: _mapped(function, [part[key] for part in parts]) for key in first}
     if isinstance(first, tuple | list):
-        return tuple(_mapped(function, column) for column in zip(*parts, strict=True))
+        columns = [_mapped(function, column) for column in zip(*parts, strict=True)]
+        return (
+            type(first)(*columns) if getattr(first, "_fields", ()) else tuple(columns)
+        )  # a named tuple keeps its names
     raise ObjectiveError(
         f"a metric of one number is computed on all outputs together, and a {type(first).__name__} cannot be joined: "
         + PER_EXAMPLE

@@ -18,14 +18,15 @@ from torch import Tensor, nn
 
 from esper.engine.measure import Loss, Score
 from esper.errors import first_line
-from esper.growth.probe import AttachError, described, input_tensors, try_batch
-from esper.growth.slot import preserved_rng
+from esper.growth.probe import AttachError, described, try_batch
+from esper.growth.randomness import preserved_rng
 from esper.tasks.batches import LABELS, Batch
 from esper.tasks.feed import IGNORED, Feed, LoaderFeed, TensorFeed, check_classes
 from esper.tasks.registry import cross_entropy
-from esper.training.own.cures import check_loss, cure, if_one_hot
+from esper.training.own.cures import check_loss, copies, cure, if_one_hot, tried_loss
 from esper.training.own.default_metrics import (
     ObjectiveError,
+    check_countable,
     checked_classes,
     checked_values,
     class_axis,
@@ -141,10 +142,18 @@ class _Seen:
 
 
 def fit_objective(
-    model: nn.Module, feed: Feed, batch: Batch, targets: Tensor, loss: Any, metric: Any, metric_scale: Scale | None
+    model: nn.Module,
+    feed: Feed,
+    batch: Batch,
+    targets: Tensor,
+    loss: Any,
+    metric: Any,
+    scale: Scale | None,
+    copied: bool,
 ) -> Objective:
-    """Loss and score, tried on `batch`, the first of the validation set. `targets` are some of the training's."""
-    check_metric(metric, metric_scale)
+    """Loss and score, tried on `batch`, the first of the validation set. `targets` are some of the training's.
+    `copied`: the model is a copy of its owner's."""
+    check_metric(metric, scale)
     seen = _Seen(feed, targets, *batch, try_batch(model, batch[0]), _on_device(loss, batch[1]), kind_of(loss))
     _check_targets(seen)
     ignored = _ignored(loss)
@@ -152,16 +161,14 @@ def fit_objective(
     if classes is not None:
         _check_all_classes(seen, classes, ignored)
     chosen = _loss(seen)
-    found = _tried("loss", lambda: chosen(seen.outputs, seen.targets), seen)
-    if not isinstance(found, Tensor) or found.dim() > 0:
-        raise ValueError(f"the loss must give one number, a tensor without axes, not {described(found)}")
+    _tried("loss", partial(tried_loss, chosen, seen.outputs, seen.targets, copied=copied), seen)
     if metric is None:
         judge = _default_score(seen, ignored)
         _tried("metric", lambda: judge.score(seen.outputs, seen.targets), seen)
     else:
         count = _class_count(seen) or (2 if seen.yes_or_no else None)
         tries = _tries(model, seen)
-        score = _tried("metric", lambda: fit_metric(metric, metric_scale, tries, count), seen)
+        score = _tried("metric", lambda: fit_metric(metric, scale, tries, count), seen)
         judge = _Judge(score, None, metric_name(metric))
     return Objective(chosen, judge.score, classes, ignored, judge.constant, judge.name, _unusual(seen))
 
@@ -231,18 +238,11 @@ def _default_loss(seen: _Seen) -> Loss:
     if seen.train_targets.is_floating_point():
         return squared_error
     axis = class_axis(seen.logits, seen.targets)
-    if seen.targets.dim() > 1 and _copies(seen.inputs, seen.targets):
+    if seen.targets.dim() > 1 and copies(seen.inputs, seen.targets):
         raise ObjectiveError(
             "the targets are the inputs themselves, so the model would learn to copy: shift the targets by one position"
         )
     return partial(class_loss, axis=axis)
-
-
-def _copies(inputs: Any, targets: Tensor) -> bool:
-    """One of the inputs is the targets. (That both are constant, as masks and labels may be, says nothing.)"""
-    others = {**inputs, LABELS: None} if isinstance(inputs, dict) else inputs
-    same = any(part.shape == targets.shape and bool((part == targets).all()) for part in input_tensors(others))
-    return same and bool(targets.min() != targets.max())
 
 
 def class_loss(outputs: Any, targets: Tensor, axis: int) -> Tensor:
@@ -291,6 +291,7 @@ def _default_score(seen: _Seen, ignored: int) -> _Judge:
 
 def _class_score(axis: int, seen: _Seen, ignored: int) -> _Judge:
     """Language models are judged by loss: the share of symbols that they get right moves little while they learn."""
+    check_countable(int(seen.logits.shape[axis]), ignored, seen.targets, seen.train_targets)
     if axis == -1 and seen.logits.dim() == 3:
         return _Judge(likelihood(ignored=ignored), None, "likelihood")
     return _Judge(classes_right(axis, ignored), "class")

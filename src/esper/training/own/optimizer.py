@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 from torch import nn
-from torch.optim import LBFGS, Optimizer, SparseAdam
+from torch.optim import LBFGS, Adam, AdamW, Optimizer, SparseAdam
 from torch.optim.lr_scheduler import LRScheduler
 
 MakeOptimizer = Callable[..., Optimizer]
@@ -22,7 +22,9 @@ def make_optimizer(factory: MakeOptimizer | None, model: nn.Module) -> Optimizer
     # Of a frozen host nothing is trained; but seeds take over the settings of a group, and a group is never empty.
     given = list(trained.values()) or [nn.Parameter(torch.zeros(0, device=next(model.parameters()).device))]
     if factory is None:  # fused: one call for all parameters; a call for each costs a fifth of a small host's update
-        return torch.optim.AdamW(given, lr=1e-3, fused=all(_may_be_fused(p) for p in given))
+        usual = torch.optim.AdamW(given, lr=1e-3, fused=all(_may_be_fused(p) for p in given))
+        _refuse_unfit(usual, model)
+        return usual
     if isinstance(factory, Optimizer):
         raise ValueError(
             f"optimizer= is an optimizer that exists already ({type(factory).__name__}): pass a function that makes "
@@ -34,7 +36,7 @@ def make_optimizer(factory: MakeOptimizer | None, model: nn.Module) -> Optimizer
     made = factory(given, model) if _takes_a_model(factory) else factory(given)
     if not isinstance(made, Optimizer):
         raise ValueError(f"optimizer= must make a torch.optim.Optimizer, and made a {type(made).__name__}")
-    _refuse_unfit(made)
+    _refuse_unfit(made, model)
     _check_groups(made, trained, {id(p) for p in (*given, *model.parameters())})
     return made
 
@@ -43,7 +45,7 @@ def check_optimizer(optimizer: Any, model: nn.Module) -> None:
     """Refuse an optimizer of a person's own loop that cannot train this very model while it grows."""
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"optimizer must be a torch.optim.Optimizer, not {type(optimizer).__name__}")
-    _refuse_unfit(optimizer)
+    _refuse_unfit(optimizer, model)
     _check_missing(optimizer, {name: p for name, p in model.named_parameters() if p.requires_grad})
 
 
@@ -79,10 +81,17 @@ _UNFIT: dict[type[Optimizer], str] = {
 }
 
 
-def _refuse_unfit(optimizer: Optimizer) -> None:
+def _refuse_unfit(optimizer: Optimizer, model: nn.Module) -> None:
     for kind, why in _UNFIT.items():
         if isinstance(optimizer, kind):
             raise ValueError(f"{kind.__name__} cannot train a network that grows: {why}")
+    tables = [(path, m) for path, m in model.named_modules() if isinstance(m, nn.Embedding | nn.EmbeddingBag)]
+    sparse = [path for path, table in tables if table.sparse and table.weight.requires_grad]
+    if sparse and isinstance(optimizer, Adam | AdamW):
+        raise ValueError(
+            f"the table {sparse[0]!r} gives sparse gradients, which {type(optimizer).__name__} does not take: build it "
+            "with sparse=False, or train with torch.optim.SGD"
+        )
 
 
 def _check_groups(made: Optimizer, trained: dict[str, nn.Parameter], own: set[int]) -> None:

@@ -23,7 +23,8 @@ from esper.growth.costs import flops_per_example, seed_flops
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.plain import ExportError, allowed_gap, as_written, output_gap, plain_model
 from esper.growth.probe import call, untouched
-from esper.growth.slot import preserved_modes, preserved_rng
+from esper.growth.randomness import preserved_rng
+from esper.growth.slot import preserved_modes
 from esper.lifecycle import Stage, Transition
 from esper.policy.controller import Controller, NoGrowth
 from esper.tasks.feed import Batch

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -28,6 +29,22 @@ def thawed(model: nn.Module) -> str:
     return (
         f"The batch norm {frozen[0]} is in evaluation mode, and will be trained again ({len(frozen)} such): esper.grow "
         "puts the whole model into training mode. In a loop of your own (esper.Growth) it stays as it is."
+    )
+
+
+def reads_model(what: str, function: Any, model: nn.Module) -> str:
+    """About a loss or metric that names the person's own model, of which a copy is trained. Empty if it does not."""
+    function = function.func if isinstance(function, partial) else function
+    code, cells = getattr(function, "__code__", None), getattr(function, "__closure__", None) or ()
+    if code is None:
+        return ""
+    known = [function.__globals__.get(name) for name in code.co_names]
+    known += [cell.cell_contents for name, cell in zip(code.co_freevars, cells, strict=True) if name != "self"]
+    if not any(one is part for one in known if isinstance(one, nn.Module) for part in model.modules()):
+        return ""
+    return (
+        f"The {what} reads the model that you passed, and a copy of it is trained: what changes in training is not "
+        "seen. If it reads more than constants, pass in_place=True, or use esper.Growth."
     )
 
 

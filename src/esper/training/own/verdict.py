@@ -12,7 +12,7 @@ from torch import nn
 from esper.engine.measure import BLOCKS, Evaluation, Score, SetScore, jackknife_error, standard_error
 from esper.env.rent import rent as rent_of
 from esper.growth.probe import call, untouched
-from esper.growth.slot import preserved_rng
+from esper.growth.randomness import preserved_rng
 from esper.tasks.feed import Batch
 
 
