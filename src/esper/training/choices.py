@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from esper.actions import BLENDS, HEADS_USED, Action, Op
+from esper.actions import BLENDS, HEADS_USED, Op
 from esper.env.steps import StepInfo
 from esper.growth.blueprints import blueprint_names
 from esper.lifecycle import Contrast
@@ -29,9 +29,10 @@ class PolicyTable:
         self._p: dict[str, Any] = {head: getattr(policy, head).exp().tolist() for head in heads}
         self._legal: dict[str, Any] = {head: getattr(policy.masks, head).tolist() for head in heads}
 
-    def choices(self, row: int, step: int, action: Action, paths: Sequence[str]) -> Choices:
+    def choices(self, row: int, step: int, info: StepInfo) -> Choices:
         """Of one step, along the decision: slots for its operation, blueprints and blends for its slot."""
-        names = {"op": [op.name for op in Op], "slot": paths, "blueprint": blueprint_names(), "blend": BLENDS}
+        action = info.record.effect.action
+        names = {"op": [op.name for op in Op], "slot": info.slots, "blueprint": blueprint_names(), "blend": BLENDS}
         along = {"op": (), "slot": (int(action.op),), "blueprint": (action.slot or 0,), "blend": (action.slot or 0,)}
         found: dict[str, Mapping[str, float | None]] = {}
         for head in names:
