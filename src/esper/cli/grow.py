@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from rich.console import Console
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
+from esper.cli.clusters import DeviceOption
 from esper.cli.options import by_default, check_gpu_options, file_name, refuse_if_it_holds, results_folder
 from esper.cli.terminal import wide_console
 from esper.cli.user_code import user_errors, user_function
@@ -70,8 +71,7 @@ class Grow:
     updates an epoch at 128, and 32 at 32."""
     seed: int = 0
     """Decides the data split, the host's start, its minibatches and its seeds."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
+    device: DeviceOption = "auto"
     precision: Precision = Precision.FP32
     """How a GPU calculates: fp32, tf32 (rounded products), bf16 (passes in bfloat16, weights in single precision)."""
     compiled: bool = False

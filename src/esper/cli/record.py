@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
+from esper.cli.clusters import ActorOption, ClusterOption, DeviceOption, EngineChoice, chosen_executor, device_of_jobs
 from esper.cli.options import by_default, claim, pick_engine
 from esper.cli.terminal import ProgressDisplay, print_dim, wide_console
-from esper.config import EngineOption
 from esper.training.interrupt import interruptible
 
 if TYPE_CHECKING:
@@ -45,15 +44,10 @@ class Record:
     """Folder of the recording; it is made, or added to."""
     workers: Annotated[int | None, by_default("one per CPU core, or one with a GPU")] = None
     """Processes that share the work. The episodes do not change."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
-    engine: EngineOption = "auto"
-    """What trains the growing networks: auto is the fastest engine that can train all of the family's."""
-    cluster: str | None = None
-    """Work on the nodes of a Ray cluster: auto is the one that this machine is in, HOST:PORT names its head. --workers
-    is then the most actors. The results do not change."""
+    device: DeviceOption = "auto"
+    engine: EngineChoice = "auto"
+    cluster: ClusterOption = None
     actors: ActorOption = "cpu"
-    """What each actor of a cluster has for itself: a core, or a GPU."""
 
     def run(self) -> int:
         import torch

@@ -16,7 +16,7 @@ import tyro
 from rich.console import Console
 
 from esper.agent.policies import LearnedController
-from esper.cli.clusters import ActorOption, device_of_jobs, opened_cluster
+from esper.cli.clusters import ActorKind, device_of_jobs, opened_cluster
 from esper.cli.compare import Compare
 from esper.cli.options import (
     ConfigOptions,
@@ -68,7 +68,7 @@ class Train(ConfigOptions, TrainConfig):
     cluster: str | None = None
     """Play on the nodes of a Ray cluster: auto is the one that this machine is in, HOST:PORT names its head. --workers
     is then the most actors. The results do not change."""
-    actors: ActorOption = "cpu"
+    actors: ActorKind = "cpu"
     """What each actor of a cluster has for itself: a core, or a GPU. The agent learns on --device."""
     profile: Path | None = None
     """Write torch profiler traces of the first updates to this folder."""
