@@ -75,7 +75,7 @@ def server() -> Any:
     from esper.telemetry.sinks import PackageMissingError
 
     try:
-        from esper.dashboard.serve import serve
+        from esper.dashboard.server import serve
     except ImportError as error:
         raise PackageMissingError(
             f"the page needs packages that are not installed ({error.name}): pip install 'esper[web]'; "

@@ -156,7 +156,6 @@ class Fleet:
     ) -> None:
         """`engine`: None is the per-network one of the device. `executor` plays in place of `workers` processes of this
         machine; `device` is that of whoever plays."""
-        here = Processes(workers)
         engine = engine or per_network(device)
         on_cpu = torch.device(device).type == "cpu"
         self._family, self._stacked, self._on_cpu = family, engine == "stacked", on_cpu
@@ -171,7 +170,7 @@ class Fleet:
         settings |= {"compiled": compiled, "rent": rent}
         sharing = 0 if local else workers + 1 if executor is None else 1  # an actor of a cluster has its own GPU
         player = PolicyPlayer(family, engine, device, sharing=sharing, **settings)
-        self._pool = (InProcess() if local else executor or here).pool(player, workers)
+        self._pool = InProcess(player) if local else (executor or Processes(workers)).pool(player, workers)
         self._timers = PhaseTimers()
         self._took: dict[str, float] = {}
         """Seconds of each job of the last rollout, by name."""

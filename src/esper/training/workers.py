@@ -123,7 +123,7 @@ class Processes:
     def pool(self, function: Callable[[Any], Any], jobs: int) -> Pool:
         """No more processes are started than there are jobs."""
         if self.workers == 1:
-            return InProcess().pool(function, jobs)
+            return InProcess(function)
         return ProcessPool(function, min(self.workers, jobs))
 
 
