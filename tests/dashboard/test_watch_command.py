@@ -54,7 +54,7 @@ def test_the_page_of_a_command_that_is_killed_ends_with_it(tmp_path: Path) -> No
 import os, signal, sys
 from pathlib import Path
 from rich.console import Console
-from esper.cli.watching import serving_page
+from esper.cli.watch import serving_page
 with serving_page(True, Path({str(run)!r}), Console()):
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)

@@ -18,7 +18,7 @@ from esper.cli.clusters import DeviceOption
 from esper.cli.options import by_default, check_gpu_options, file_name, refuse_if_it_holds, results_folder
 from esper.cli.terminal import wide_console
 from esper.cli.user_code import user_errors, user_function
-from esper.cli.watching import check_watchable, serving_page
+from esper.cli.watch import check_watchable, serving_page
 from esper.engine.precision import Precision
 from esper.env.rent import RENT_RATE
 from esper.tables import Report

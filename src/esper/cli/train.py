@@ -31,7 +31,7 @@ from esper.cli.options import (
 )
 from esper.cli.terminal import clock, print_dim, wide_console
 from esper.cli.train_view import TrainWatch
-from esper.cli.watching import check_watchable, serving_page
+from esper.cli.watch import check_watchable, serving_page
 from esper.engine.gc_control import deferred_gc
 from esper.env.rent import RENT_RATE
 from esper.telemetry import sinks

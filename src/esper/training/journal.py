@@ -6,24 +6,30 @@ Of a rollout of at most `BULK` episodes every step is recorded; of a larger one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.actions import HEAD_NAMES, HEADS_USED
+from esper.actions import BLENDS, HEAD_NAMES, HEADS_USED, Op
 from esper.env.reward.config import TERMS
 from esper.env.reward.reward import shaping_share
 from esper.env.steps import StepInfo
-from esper.lifecycle import Stage
+from esper.growth.blueprints import blueprint_names
+from esper.lifecycle import Contrast, Stage
+from esper.policy.distribution import FactoredPolicy
 from esper.rollout.episodes import Episodes
 from esper.rollout.render import reports_of
 from esper.telemetry.recorder import RunRecorder
-from esper.telemetry.records import TRAIN, Decision, Event, StepDetails
+from esper.telemetry.records import TRAIN, Decision, Event, SlotState, StepDetails
 from esper.training.bulk import BULK, counts, episode_columns, sample, verdicts
-from esper.training.choices import Explain, PolicyTable, details_of
+
+Explain = Callable[[Episodes], FactoredPolicy]
+"""The distributions of the policy that played some episodes: `PPOAgent.policy_of`."""
+Choices = Mapping[str, Mapping[str, float | None]]
 
 DETAILED = 16
 """Episodes of a rollout whose slots and choices are recorded, too: about 200 bytes a step."""
@@ -200,3 +206,45 @@ class Journal:
                     arm=self.arm,
                 )
             )
+
+
+# -- what a policy could have chosen: for people who ask why a decision was made ---------------------------------------
+
+
+class PolicyTable:
+    """Probabilities of episodes whose steps were played through the policy once more, as lists: one transfer from a
+    GPU."""
+
+    def __init__(self, policy: FactoredPolicy) -> None:
+        heads = ("op", "slot", "blueprint", "blend")
+        self._p: dict[str, Any] = {head: getattr(policy, head).exp().tolist() for head in heads}
+        self._legal: dict[str, Any] = {head: getattr(policy.masks, head).tolist() for head in heads}
+
+    def choices(self, row: int, step: int, info: StepInfo) -> Choices:
+        """Of one step, along the decision: slots for its operation, blueprints and blends for its slot."""
+        action = info.record.effect.action
+        names = {"op": [op.name for op in Op], "slot": info.slots, "blueprint": blueprint_names(), "blend": BLENDS}
+        along = {"op": (), "slot": (int(action.op),), "blueprint": (action.slot or 0,), "blend": (action.slot or 0,)}
+        found: dict[str, Mapping[str, float | None]] = {}
+        for head in names:
+            if head in HEADS_USED[action.op]:
+                p, legal = self._p[head][row][step], self._legal[head][row][step]
+                for index in along[head]:
+                    p, legal = p[index], legal[index]
+                # There may be padding after the names.
+                found[head] = {name: p[i] if legal[i] else None for i, name in enumerate(names[head])}
+        return found
+
+
+def details_of(info: StepInfo, choices: Choices) -> StepDetails:
+    """What a step showed of each slot, with what could have been chosen."""
+    record, measured = info.record, info.record.measured
+    slots = []
+    for i, (path, stage, alpha) in enumerate(zip(info.slots, record.stages, record.alphas, strict=True)):
+        worth = (*_points(measured.contributions.get(i)), *_points(measured.shadow_benefits.get(i)))
+        slots.append(SlotState(path, stage.name, alpha, *worth))
+    return StepDetails(slots, choices)
+
+
+def _points(contrast: Contrast | None) -> tuple[float | None, float | None]:
+    return (None, None) if contrast is None else (contrast.accuracy, contrast.error)
