@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from importlib.util import find_spec
 
 import numpy as np
 
@@ -15,7 +14,7 @@ from esper.growth.blueprints import SlotShape
 from esper.growth.seed import parameter_count
 from esper.tasks import needs
 from esper.tasks.data import generated_splits
-from esper.tasks.family import Draw, Fact, Family, TaskFamily, dashed, draw_rng, draw_seed, get_family
+from esper.tasks.family import Draw, Fact, Family, TaskFamily, dashed, draw_rng, draw_seed
 from esper.tasks.mixed import TEST, VAL
 from esper.tasks.registry import Task, load_task
 from esper.tasks.token_host import TokenHost
@@ -120,11 +119,6 @@ def _limited(
 
 
 def transfer_families() -> dict[str, Family]:
-    """Families that no controller was trained on, as far as their data are here: `digits` needs scikit-learn."""
+    """Families that no controller was trained on and that do not come by name, or come by it with other limits."""
     deep = (DeepSeries(), DeepVectors("deep vectors", STAGES), DeepVectors("very deep vectors", MANY_STAGES))
-    found: dict[str, Family] = {family.name: family for family in deep}
-    if find_spec("sklearn") is not None:
-        found["natural/digits"] = get_family("natural/digits")
-        found["digits"] = TaskFamily("digits", horizon=20, max_seeds=2)
-    found["stories"] = TaskFamily("stories", horizon=20, max_seeds=2)
-    return found
+    return {family.name: family for family in (*deep, TaskFamily("digits", horizon=20, max_seeds=2))}
