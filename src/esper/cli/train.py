@@ -39,8 +39,9 @@ from esper.telemetry.profiler import profiling
 from esper.telemetry.recorder import FanOut, RunRecorder, StoreRecorder
 from esper.telemetry.store import STORE_NAME, RunStore
 from esper.training.catalogue import policy_file
+from esper.training.engines import ONE_AT_A_TIME, check_memory, players, stack_size
 from esper.training.interrupt import interruptible
-from esper.training.loop import Trainer, UpdateReport
+from esper.training.loop import Trainer, UpdateReport, engine_of
 from esper.training.own.grow import pick_device
 from esper.training.progress import progress_of
 from esper.training.run_folder import RunFolder
@@ -175,9 +176,6 @@ class Train(ConfigOptions, TrainConfig):
 
     def _plan(self, config: TrainConfig, device: torch.device) -> tuple[int, list[str]]:
         """How many workers there are, and lines about the engine and its memory. What cannot be had is refused."""
-        from esper.training.engines import ONE_AT_A_TIME, check_memory, players, stack_size
-        from esper.training.loop import engine_of
-
         family = config.family()
         engine = engine_of(config, family, str(device_of_jobs(str(device), self.cluster, self.actors)))
         workers = min(players(self.workers, engine.name, device), config.envs)
