@@ -11,7 +11,7 @@ On a busy machine neither is worth much (measured beside six other jobs: quartil
 also says where its time went: in calls that record, and in writing before checkpoints. These are shares of one and the
 same run, which other jobs slow down as a whole.
 
-    python benchmarks/telemetry.py --bulk-steps 3000000 [--steps 3000000] [--envs 1024] [--json]
+    python benchmarks/telemetry.py --bulk-steps 3000000 [--envs 1024]
 
 Only what a run of thousands of networks records, from made-up columns: the size of the file after so many steps, and
 the time per step. Exits with 1 where a limit is broken (500 MB for 3 million steps; 3 % of the time at 3,000 steps/s).

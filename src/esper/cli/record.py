@@ -76,7 +76,7 @@ class Record:
         chosen = chosen_executor(self.cluster, self.actors, self.workers, device.type, console)
         with chosen as executor, interruptible() as interrupt, ProgressDisplay(console) as watch:
             total, done = self.episodes * len(made), 0
-            for part in _files(_played(jobs, executor, str(device), lambda: interrupt.requested)):
+            for part in _files(jobs, executor, str(device), lambda: interrupt.requested):
                 self._append(part)
                 done += len(part)
                 watch.note(done, total, part.controllers[-1])
@@ -101,20 +101,14 @@ class Record:
         append(self.out, episodes, growth_schema(), provenance)
 
 
-def _played(jobs: list[Job], executor: Executor, device: str, stop: Callable[[], bool]) -> Iterator[Episodes]:
+def _files(jobs: list[Job], executor: Executor, device: str, stop: Callable[[], bool]) -> Iterator[Episodes]:
+    """What the jobs give, a few dozen episodes at a time, and the rest at the end."""
+    from esper.rollout.episodes import join
     from esper.training.evaluation import record_job
     from esper.training.pools import run_each
 
-    for _, episodes in run_each(partial(record_job, device=device), jobs, executor, stop):
-        yield episodes
-
-
-def _files(played: Iterator[Episodes]) -> Iterator[Episodes]:
-    """A few dozen episodes at a time, and the rest at the end."""
-    from esper.rollout.episodes import join
-
     waiting: list[Episodes] = []
-    for episodes in played:
+    for _, episodes in run_each(partial(record_job, device=device), jobs, executor, stop):
         waiting.append(episodes)
         if sum(map(len, waiting)) >= EPISODES_PER_FILE:
             yield join(waiting)
