@@ -7,16 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache, partial
-from importlib.util import find_spec
 
 import numpy as np
-import torch
 
 from esper.growth.blueprints import SlotShape
 from esper.growth.seed import parameter_count
 from esper.tasks import needs
-from esper.tasks.data import Split, Splits
-from esper.tasks.family import Draw, Fact, Family, TaskFamily, draw_rng, draw_seed, get_family
+from esper.tasks.data import generated_splits
+from esper.tasks.family import Draw, Fact, Family, TaskFamily, dashed, draw_rng, draw_seed
 from esper.tasks.mixed import TEST, VAL
 from esper.tasks.registry import Task, load_task
 from esper.tasks.token_host import TokenHost
@@ -48,7 +46,7 @@ class DeepSeries:
             for stage in rng.permutation(STAGES)[:3]:
                 kernels[int(stage)] = 1
         task = _mnist1d(seed=int(held_out), widths=tuple(widths), kernels=tuple(kernels))
-        facts: dict[str, Fact] = {"kind": fault, "widths": _dashed(widths), "kernels": _dashed(kernels)}
+        facts: dict[str, Fact] = {"kind": fault, "widths": dashed(widths), "kernels": dashed(kernels)}
         return _limited(task, rng, held_out, self.horizon, facts, least=("depthwise", SlotShape("conv1d", max(widths))))
 
 
@@ -83,14 +81,11 @@ class DeepVectors:
             attends=[False] * self.slots,
             pools=[1] * self.slots,
         )
-        splits = []
-        for count in (int(rng.integers(1200, 2001)), VAL, TEST):
-            labels = rng.permutation(np.arange(count, dtype=np.int64) % needs.CLASSES)
-            splits.append(Split(torch.from_numpy(inputs(labels, rng).astype(np.float32)), torch.from_numpy(labels)))
+        counts = (int(rng.integers(1200, 2001)), VAL, TEST)
         task = Task(
             name=self.name,
             description="generated",
-            splits=Splits(*splits),
+            splits=generated_splits(inputs, counts, needs.CLASSES, rng),
             make_host=host,
             slots=tuple(f"stages.{i}" for i in range(self.slots)),
             labels=tuple(str(label) for label in range(needs.CLASSES)),
@@ -98,7 +93,7 @@ class DeepVectors:
             updates_per_epoch=60,
             learning_rate=5e-3 if need == "scale" else 1e-2,
         )
-        facts: dict[str, Fact] = {"kind": need, "widths": _dashed(widths), "place": place}
+        facts: dict[str, Fact] = {"kind": need, "widths": dashed(widths), "place": place}
         shape = SlotShape("dense", widths[place])
         least = {"channel": ("mlp_small", shape), "scale": ("norm", shape), "nothing": None}[need]
         return _limited(task, rng, held_out, self.horizon, facts, least)
@@ -120,19 +115,10 @@ def _limited(
     return Draw(task, draw_seed(rng, held_out), horizon, host + room, most, facts)
 
 
-def _dashed(numbers: list[int]) -> str:
-    return "-".join(str(number) for number in numbers)
-
-
 # -- the families of the transfer part --------------------------------------------------------------------------------
 
 
 def transfer_families() -> dict[str, Family]:
-    """Families that no controller was trained on, as far as their data are here: `digits` needs scikit-learn."""
+    """Families that no controller was trained on and that do not come by name, or come by it with other limits."""
     deep = (DeepSeries(), DeepVectors("deep vectors", STAGES), DeepVectors("very deep vectors", MANY_STAGES))
-    found: dict[str, Family] = {family.name: family for family in deep}
-    if find_spec("sklearn") is not None:
-        found["natural/digits"] = get_family("natural/digits")
-        found["digits"] = TaskFamily("digits", horizon=20, max_seeds=2)
-    found["stories"] = TaskFamily("stories", horizon=20, max_seeds=2)
-    return found
+    return {family.name: family for family in (*deep, TaskFamily("digits", horizon=20, max_seeds=2))}

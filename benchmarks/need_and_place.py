@@ -78,16 +78,6 @@ def draw_of(family: str, number: int) -> Draw:
     return get_family(family).draw(number)
 
 
-def loads(number: int) -> bool:
-    """Whether a natural draw's data are there: `digits` needs scikit-learn."""
-    try:
-        draw_of("natural", number)
-    except ImportError as error:
-        print(f"natural draw {number} is left out: {error}")
-        return False
-    return True
-
-
 def body(draw: Draw) -> GrowingModel:
     with torch.random.fork_rng(devices=[]):
         host = draw.task.make_host()
@@ -320,7 +310,7 @@ def as_json(problems: list[Problem]) -> list[dict[str, Any]]:
 
 def main(workers: int = os.cpu_count() or 1, rounds: int = 2, seeds: int = 4, out: Path = ROOT / "docs") -> None:
     """`rounds` are draws of each kind, `seeds` (an even number) those of a draw; the page and its JSON go to `out`."""
-    wanted = {"mixed": range(len(KINDS) * rounds), "natural": [n for n in range(8) if loads(n)]}
+    wanted = {"mixed": range(len(KINDS) * rounds), "natural": range(8)}
     found = measure(wanted, seeds, workers)
     mixed, natural = ([problem_of(name, n, seeds, found) for n in wanted[name]] for name in wanted)
     command = f"python benchmarks/need_and_place.py --rounds {rounds} --seeds {seeds}"

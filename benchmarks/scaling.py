@@ -1,6 +1,6 @@
 """How far a run scales: what a job costs on a cluster, what limits it, and where the knee is.
 
-    python benchmarks/scaling.py measure [--nodes 1 2 4] [--jobs 16] [--repeats 2] [--json docs/scaling.json]
+    python benchmarks/scaling.py measure [docs/scaling.json] [--nodes 1 2 4] [--jobs 16] [--repeats 2]
     python benchmarks/scaling.py model [docs/scaling.json]
 
 `measure` plays the same episodes in worker processes and on local Ray nodes of one core each, in turn, and makes an
@@ -16,12 +16,14 @@ import os
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean, median
-from typing import Any
+from typing import Any, Literal
+
+import tyro
 
 from esper.rollout.episodes import join
 from esper.training.cluster import RayCluster
@@ -174,7 +176,7 @@ def driver_seconds(played: Any, jobs: list[PolicyJob], address: str) -> float:
     return seconds
 
 
-def measure(nodes: list[int], count: int, repeats: int) -> dict[str, Any]:
+def measure(nodes: Sequence[int], count: int, repeats: int) -> dict[str, Any]:
     from ray.cluster_utils import Cluster  # noqa: PLC0415
 
     os.environ["PYTHONPATH"] = os.pathsep.join([os.environ.get("PYTHONPATH", ""), str(Path(__file__).parent)])
@@ -299,19 +301,16 @@ def _extended(m: Measured) -> Iterator[str]:
     yield f"knee: {knee(m):,} cores; with a learner 20 times as fast: {knee(m, 20.0):,}"
 
 
-def main(words: list[str]) -> int:
-    import argparse  # noqa: PLC0415
-
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("measure", "model"))
-    parser.add_argument("file", type=Path, nargs="?", default=Path("docs/scaling.json"))
-    parser.add_argument("--nodes", type=int, nargs="+", default=[1, 2, 4])
-    parser.add_argument("--jobs", type=int, default=16)
-    parser.add_argument("--repeats", type=int, default=2)
-    options = parser.parse_args(words)
-    if options.what == "measure":
-        options.file.write_text(json.dumps(measure(options.nodes, options.jobs, options.repeats), indent=1) + "\n")
-    print(model(json.loads(options.file.read_text())))
+def main(
+    what: tyro.conf.Positional[Literal["measure", "model"]],
+    file: tyro.conf.Positional[Path] = Path("docs/scaling.json"),
+    nodes: tuple[int, ...] = (1, 2, 4),
+    jobs: int = 16,
+    repeats: int = 2,
+) -> int:
+    if what == "measure":
+        file.write_text(json.dumps(measure(nodes, jobs, repeats), indent=1) + "\n")
+    print(model(json.loads(file.read_text())))
     return 0
 
 
@@ -319,4 +318,4 @@ if __name__ == "__main__":
     # The players are pickled by the name of this module, which for the actors is not __main__.
     import scaling
 
-    raise SystemExit(scaling.main(sys.argv[1:]))
+    raise SystemExit(tyro.cli(scaling.main, description=__doc__))

@@ -12,15 +12,17 @@ as `esper train` uses; steps are counted for networks whose episode goes on. Exi
 
 from __future__ import annotations
 
-import argparse
 import os
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
+from typing import Literal
 
 import numpy as np
 import torch
+import tyro
 
 from esper.config import EngineName
 from esper.engine.precision import Precision
@@ -167,52 +169,43 @@ def _play(job: tuple[str, str, tuple[int, ...]], precision: str) -> int:
     return steps
 
 
-def speed(given: argparse.Namespace) -> int:
-    found, limits = {}, RATIOS if given.device == "cpu" else RATES
-    for task in given.task.split(",") if given.task else limits:
-        if given.device == "cpu":
-            found[task] = cpu_ratio(task, given.networks or 64, given.steps)
-            continue
-        for precision in given.precision.split(","):
-            for controller in given.controllers.split(","):
-                rate = gpu_rate(
-                    task,
-                    given.networks or 4096,
-                    precision,
-                    controller,
-                    given.rollouts,
-                    players(None, "stacked", "cuda"),
-                )
-                found[task] = max(found.get(task, 0.0), rate)
-    unit = "× eager" if given.device == "cpu" else "steps/s"
-    missed = [task for task, value in found.items() if value < limits.get(task, 0.0)]
-    for task, value in found.items():
+def speed(tasks: Sequence[str], found: Callable[[str], float], limits: Mapping[str, float], unit: str) -> int:
+    """Print what was found for each task; exit code 1 where a limit is missed."""
+    rates = {task: found(task) for task in tasks or limits}
+    for task, value in rates.items():
         limit = f" (asked for: {limits[task]:g})" if task in limits else ""
         print(f"{task:14s} {value:.1f} {unit}{limit}")
-    return 1 if missed else 0
+    return int(any(value < limits.get(task, 0.0) for task, value in rates.items()))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("speed", "agreement"))
-    parser.add_argument("--task", default="")
-    parser.add_argument("--controllers", default="")
-    parser.add_argument("--episodes", type=int, default=48)
-    parser.add_argument("--device", default="cpu")
-    parser.add_argument("--workers", type=int, default=2)
-    parser.add_argument("--networks", type=int)
-    parser.add_argument("--steps", type=int, default=6)
-    parser.add_argument("--rollouts", type=int, default=2)
-    parser.add_argument("--precision", default="fp32,bf16")
-    given = parser.parse_args()
-    if given.what == "speed":
-        given.controllers = given.controllers or "random,small"
-        return speed(given)
-    names = {name: name for name in (given.controllers or "none,heuristic,small").split(",")}
-    draws = comparison_draws(given.episodes)
-    show(agreement(given.task or "mixed", names, draws, device=given.device, workers=given.workers))
-    return 0
+def main(
+    what: tyro.conf.Positional[Literal["speed", "agreement"]],
+    task: str = "",
+    controllers: str = "",
+    episodes: int = 48,
+    device: str = "cpu",
+    workers: int = 2,
+    networks: int | None = None,
+    steps: int = 6,
+    rollouts: int = 2,
+    precision: str = "fp32,bf16",
+) -> int:
+    """`task`, `controllers` and `precision` may be several, with commas between them."""
+    if what == "agreement":
+        names = {name: name for name in (controllers or "none,heuristic,small").split(",")}
+        show(agreement(task or "mixed", names, comparison_draws(episodes), device=device, workers=workers))
+        return 0
+    tasks = task.split(",") if task else ()
+    if device == "cpu":
+        return speed(tasks, lambda one: cpu_ratio(one, networks or 64, steps), RATIOS, "× eager")
+    arms = list(product(precision.split(","), (controllers or "random,small").split(",")))
+
+    def fastest(one: str) -> float:
+        processes = players(None, "stacked", "cuda")
+        return max(gpu_rate(one, networks or 4096, *arm, rollouts, processes) for arm in arms)
+
+    return speed(tasks, fastest, RATES, "steps/s")
 
 
 if __name__ == "__main__":
-    raise SystemExit(main())
+    raise SystemExit(tyro.cli(main, description=__doc__))

@@ -11,7 +11,7 @@ On a busy machine neither is worth much (measured beside six other jobs: quartil
 also says where its time went: in calls that record, and in writing before checkpoints. These are shares of one and the
 same run, which other jobs slow down as a whole.
 
-    python benchmarks/telemetry.py --bulk-steps 3000000 [--steps 3000000] [--envs 1024] [--json]
+    python benchmarks/telemetry.py --bulk-steps 3000000 [--envs 1024]
 
 Only what a run of thousands of networks records, from made-up columns: the size of the file after so many steps, and
 the time per step. Exits with 1 where a limit is broken (500 MB for 3 million steps; 3 % of the time at 3,000 steps/s).
@@ -38,9 +38,10 @@ from esper.lifecycle import Stage, Transition
 from esper.telemetry.health import AnomalyDetector, HealthMonitor
 from esper.telemetry.profiler import PhaseTimers
 from esper.telemetry.recorder import RunRecorder, StoreRecorder
-from esper.telemetry.records import Decision, Episode, Event, Level
+from esper.telemetry.records import Decision, EpisodeColumns, Event, Level
 from esper.telemetry.schema import RUN_TABLES
 from esper.telemetry.store import RunStore, open_readonly
+from esper.training import journal
 from esper.training.journal import Journal
 from esper.training.loop import Trainer, UpdateReport
 from esper.training.run_folder import RunFolder
@@ -74,8 +75,9 @@ def record_update(recorder: RunRecorder, update: int, timers: PhaseTimers) -> No
                 if growing:
                     change = Transition(epoch, "layers.1", 1, Stage.DORMANT, Stage.GERMINATED, "policy")
                     recorder.event(Event.of_transition(change, update=update, env=env))
-    for env in range(ENVIRONMENTS):
-        recorder.episode(Episode(update, env, 100 * update + env, 51.0, 60.0, 65.0, 900, 700, STEPS, rewards=rewards))
+    draws, row = range(100 * update, 100 * update + ENVIRONMENTS), (51.0, 60.0, 65.0, 900, 700, STEPS, None)
+    columns, by_term = ([value] * ENVIRONMENTS for value in row), [list(rewards.values())] * ENVIRONMENTS
+    recorder.episodes(EpisodeColumns(update, draws, *columns, TERMS, by_term))
     recorder.metrics(update, {**METRICS, **timers.drain()})
 
 
@@ -160,8 +162,9 @@ def train(config: TrainConfig, *, recorded: bool) -> Run:
         folder = RunFolder.create(Path(stack.enter_context(tempfile.TemporaryDirectory())) / "run", config)
         recorder = Watched(RunStore(folder.path / "run.sqlite")) if recorded else None
         if not recorded:
-            for method in ("_decision", "_events", "_episode"):
+            for method in ("_decision", "_events"):
                 stack.enter_context(patch.object(Journal, method, lambda *_: None))
+            stack.enter_context(patch.object(journal, "episode_columns", lambda *_: None))
             stack.enter_context(patch.object(HealthMonitor, "after_update", lambda *_: []))
         trainer = Trainer(config, folder, recorder)
         clocks = [(process_time(), perf_counter())]

@@ -5,10 +5,11 @@ Covers: R005, R028, R031, R036, R050, R052, R113
 
 import pytest
 import torch
+from gae_by_loop import advantages_by_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from esper.agent.gae import advantages, advantages_by_loop, against_siblings, normalise_advantages
+from esper.agent.gae import advantages, against_siblings, normalise_advantages
 
 F, T = False, True
 

@@ -9,6 +9,7 @@ from dataclasses import replace
 
 import pytest
 import torch
+from gae_by_loop import advantages_by_loop
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from toy_environments import (
@@ -26,7 +27,6 @@ from toy_environments import (
 
 from esper.actions import HEAD_NAMES
 from esper.agent.config import LEAST_ADVANTAGE_STD, PPOConfig
-from esper.agent.gae import advantages_by_loop
 from esper.agent.metrics import GRADIENT_GROUPS, METRICS
 from esper.agent.normalisers import ObservationNormaliser
 from esper.agent.ppo import PPOAgent

@@ -33,7 +33,7 @@ WORK = (
     "cli.bench.measure_steps",
     "cli.clone.clone",
     "cli.offline.iql",
-    "dashboard.serve.serve",
+    "dashboard.server.serve",
     "training.comparison.compare",
     "training.evaluation.record_job",
     "training.loop.Trainer.run",

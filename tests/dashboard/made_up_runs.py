@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 from esper.telemetry.recorder import RunRecorder, StoreRecorder
-from esper.telemetry.records import Decision, Episode, EpisodeColumns, Event, SlotState, StepDetails
+from esper.telemetry.records import Decision, EpisodeColumns, Event, SlotState, StepDetails
 from esper.telemetry.store import STORE_NAME, RunStore
 
 EPOCHS = 6
@@ -40,7 +40,23 @@ def make_run(
 def add_update(recorder: RunRecorder, update: int, envs: int = 3) -> None:
     score = 60.0 + update
     for env in range(envs):
-        _episode(recorder, update, env, score + env - 1)
+        _episode(recorder, update, env)
+    scores = [score + env - 1 for env in range(envs)]
+    recorder.episodes(
+        EpisodeColumns(
+            update=update,
+            draw=range(100, 100 + envs),
+            episode_return=scores,
+            score=scores,
+            accuracy=[one + 2 for one in scores],
+            parameters=[1200] * envs,
+            host_parameters=[1000] * envs,
+            length=[EPOCHS] * envs,
+            governor=[None] * envs,
+            terms=("objective",),
+            rewards=[[one] for one in scores],
+        )
+    )
     metrics = {"episode/score": score, "episode/accuracy": score + 2, "episode/growth": 1.25, "entropy": 0.9}
     metrics |= {"kl": 0.01, "clip_fraction": 0.05, "explained_variance": 0.5, "gradient_norm": 1.5, "env_steps": 75.0}
     metrics |= {"steps_per_second": 50.0, "episode/germinated": 3.0, "episode/fossilized": 2.0, "episode/pruned": 1.0}
@@ -54,16 +70,13 @@ def add_update(recorder: RunRecorder, update: int, envs: int = 3) -> None:
     recorder.flush()
 
 
-def _episode(recorder: RunRecorder, update: int, env: int, score: float) -> None:
+def _episode(recorder: RunRecorder, update: int, env: int) -> None:
     for epoch in range(EPOCHS):
         recorder.decision(_decision(update, env, epoch))
     for epoch, source, target, reason in CHANGES:
         data = {"source": source, "target": target}
         where = {"env": env, "epoch": epoch, "slot": "stages.0", "seed": 1, "data": data}
         recorder.event(Event("lifecycle", update, reason, **where))  # type: ignore[arg-type]
-    recorder.episode(
-        Episode(update, env, 100 + env, score, score, score + 2, 1200, 1000, EPOCHS, None, {"objective": score})
-    )
 
 
 def _decision(update: int, env: int, epoch: int) -> Decision:

@@ -54,7 +54,7 @@ def test_the_page_of_a_command_that_is_killed_ends_with_it(tmp_path: Path) -> No
 import os, signal, sys
 from pathlib import Path
 from rich.console import Console
-from esper.cli.watching import serving_page
+from esper.cli.watch import serving_page
 with serving_page(True, Path({str(run)!r}), Console()):
     sys.stdout.flush()
     os.kill(os.getpid(), signal.SIGKILL)
@@ -97,7 +97,7 @@ def test_without_the_packages_nothing_is_begun(
     words: list[str], tmp_path: Path, capsys: Capture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setitem(sys.modules, "esper.dashboard.serve", None)
+    monkeypatch.setitem(sys.modules, "esper.dashboard.server", None)
     assert main([*words, "--watch"]) == 1
     said = capsys.readouterr().err
     assert "pip install 'esper[web]'" in said
@@ -111,7 +111,7 @@ def test_a_port_that_is_taken(tmp_path: Path, capsys: Capture, monkeypatch: pyte
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        monkeypatch.setattr("esper.dashboard.serve.serve", lambda *given: pytest.fail("it was served"))
+        monkeypatch.setattr("esper.dashboard.server.serve", lambda *given: pytest.fail("it was served"))
         assert main(["watch", str(run), "--port", str(port)]) == 1
         assert f"port {port}" in capsys.readouterr().err
     with listen("127.0.0.1", None) as first, listen("127.0.0.1", None) as second:
@@ -121,7 +121,7 @@ def test_a_port_that_is_taken(tmp_path: Path, capsys: Capture, monkeypatch: pyte
 @pytest.mark.parametrize("host", ["nowhere.invalid", "256.1.1.1", "", "127.0.0.1:80"])
 def test_a_host_that_cannot_be_had(tmp_path: Path, capsys: Capture, host: str, monkeypatch: pytest.MonkeyPatch) -> None:
     run = make_run(tmp_path / "r", updates=1)
-    monkeypatch.setattr("esper.dashboard.serve.serve", lambda *given: pytest.fail("it was served"))
+    monkeypatch.setattr("esper.dashboard.server.serve", lambda *given: pytest.fail("it was served"))
     assert main(["watch", str(run), "--host", host]) == 1
     said = capsys.readouterr().err
     assert said.count("\n") == 1
@@ -136,4 +136,4 @@ def test_only_the_server_needs_the_packages_of_the_web() -> None:
             names += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if any(name.split(".")[0] in ("starlette", "uvicorn") for name in names):
                 needing.add(path.name)
-    assert needing == {"server.py", "serve.py"}
+    assert needing == {"server.py"}

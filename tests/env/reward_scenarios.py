@@ -19,6 +19,7 @@ from esper.engine.learner import TrainReport
 from esper.engine.measure import Evaluation
 from esper.env.epoch_records import epoch_columns
 from esper.env.reward import TERMS, Reward, RewardConfig
+from esper.env.reward.reward import shaping_share
 from esper.env.reward.suspicion import SUSPICION_KINDS as KINDS_OF_SUSPICIONS
 from esper.env.situation import Situation, SlotView
 from esper.env.world import World
@@ -236,7 +237,7 @@ def pay(model: Reward, step: Step, *, terminal: bool | None = None) -> Paid:
         events,
         float(found.potential[0]),
         None if math.isnan(score) else score,
-        float(found.shaping_share[0]),
+        float(shaping_share(found.terms)[0]),
     )
 
 

@@ -12,8 +12,9 @@ from esper.engine.governor import Fault, Verdict
 from esper.engine.measure import Evaluation
 from esper.env.epoch_records import epoch_columns
 from esper.env.growth_env import GrowthEnv
-from esper.env.reward import TERMS, LossScale, Reward, RewardColumns, RewardConfig
+from esper.env.reward import TERMS, LossScale, Reward, RewardConfig
 from esper.env.reward.config import COST_TERMS
+from esper.env.reward.reward import shaping_share
 from esper.env.world import World
 from esper.lifecycle import Rules
 from esper.tasks.family import get_family
@@ -186,17 +187,15 @@ def test_terms_are_the_same_names_in_every_mode():
         assert all(tuple(step.terms) == TERMS for step in rewards(RewardConfig(mode=mode), GROWN))
 
 
-def columns_of(**terms: float) -> RewardColumns:
-    row = torch.tensor([[terms.get(name, 0.0) for name in TERMS]], dtype=torch.float64)
-    nothing = torch.zeros(1, 1, dtype=torch.float64)
-    return RewardColumns(row, nothing[0], nothing[0], nothing[..., None].bool(), nothing, nothing)
+def share_of(**terms: float) -> float:
+    return float(shaping_share(torch.tensor([terms.get(name, 0.0) for name in TERMS], dtype=torch.float64)))
 
 
 def test_shaping_share_is_defined_when_nothing_is_paid():
     """Covers: R121."""
-    assert columns_of().shaping_share.tolist() == [0.0]
-    assert columns_of(score_shaping=1e-9, objective=-1e-9).shaping_share.tolist() == [0.0]
-    assert columns_of(score_shaping=-3.0, credit_shaping=1.0, objective=4.0).shaping_share.tolist() == [0.5]
+    assert share_of() == 0.0
+    assert share_of(score_shaping=1e-9, objective=-1e-9) == 0.0
+    assert share_of(score_shaping=-3.0, credit_shaping=1.0, objective=4.0) == 0.5
 
 
 def test_an_episode_that_is_over_is_paid_nothing_more():

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 from esper.actions import HEAD_NAMES
 from esper.telemetry.recorder import RunRecorder
-from esper.telemetry.records import Decision, Episode, Event
+from esper.telemetry.records import Decision, EpisodeColumns, Event
 
 
 def healthy(update: int, updates: int = 60) -> dict[str, float]:
@@ -45,20 +47,13 @@ def healthy(update: int, updates: int = 60) -> dict[str, float]:
 TERMS = {"objective": 60.0, "score_shaping": -4.0, "action_cost": -0.5}
 
 
-def sample_episode(update: int, env: int = 0, **changes: object) -> Episode:
-    values: dict[str, object] = {
-        "update": update,
-        "env": env,
-        "draw": 100 * update + env,
-        "episode_return": 55.5,
-        "score": 60.0,
-        "accuracy": 65.0,
-        "parameters": 900,
-        "host_parameters": 700,
-        "length": 25,
-        "rewards": TERMS,
-    }
-    return Episode(**(values | changes))  # type: ignore[arg-type]
+def sample_episodes(update: int, *rows: dict[str, object], arm: str = "train") -> EpisodeColumns:
+    """An episode for each row, which says what is not as usual."""
+    usual: dict[str, object] = {"episode_return": 55.5, "score": 60.0, "accuracy": 65.0, "parameters": 900}
+    usual |= {"host_parameters": 700, "length": 25, "governor": None, "rewards": list(TERMS.values())}
+    whole = [{"draw": 100 * update + env, **usual, **row} for env, row in enumerate(rows or ({},))]
+    columns: Any = {name: [row[name] for row in whole] for name in whole[0]}
+    return EpisodeColumns(update=update, terms=list(TERMS), arm=arm, **columns)
 
 
 def sample_decision(update: int, env: int = 0, epoch: int = 0, **changes: object) -> Decision:
@@ -80,10 +75,10 @@ def sample_decision(update: int, env: int = 0, epoch: int = 0, **changes: object
     return Decision(**(values | changes))  # type: ignore[arg-type]
 
 
-def record_update(recorder: RunRecorder, update: int, decisions: int = 5) -> None:
+def record_update(recorder: RunRecorder, update: int, decisions: int = 5, episodes: Sequence[Any] = ({},)) -> None:
     """A small update, whole."""
     for epoch in range(decisions):
         recorder.decision(sample_decision(update, epoch=epoch))
     recorder.event(Event("governor", update, "the loss diverged", "warning", env=0, epoch=3, data={"seen": 9.0}))
-    recorder.episode(sample_episode(update))
+    recorder.episodes(sample_episodes(update, *episodes))
     recorder.metrics(update, {"update": float(update), "kl": 0.01 * update, "entropy": 0.9})

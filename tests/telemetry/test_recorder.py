@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from telemetry_samples import TERMS, record_update, sample_decision, sample_episode
+from telemetry_samples import TERMS, record_update, sample_decision, sample_episodes
 
 from esper.lifecycle import Stage, Transition
 from esper.telemetry.recorder import FanOut, RunRecorder, StoreRecorder
@@ -65,7 +65,7 @@ def test_rewards_by_step_are_kept_at_the_detailed_level_only(tmp_path: Path) -> 
         recorder.decision(sample_decision(1, epoch=1))
         recorder.level = Level.NORMAL
         recorder.decision(sample_decision(1, epoch=2))
-        recorder.episode(sample_episode(1))
+        recorder.episodes(sample_episodes(1))
     assert written(path, "SELECT epoch, term, value FROM step_rewards") == [
         (1, "objective", 0.0),
         (1, "score_shaping", 2.0),
@@ -79,7 +79,7 @@ def test_numbers_of_any_kind_are_stored_as_numbers(tmp_path: Path) -> None:
         recorder = StoreRecorder(store)
         recorder.metrics(1, {"a": np.float32(0.5), "b": torch.tensor(2.0), "c": 3, "d": float("nan")})
         recorder.metrics(1, {"a": 0.75})  # the last one counts
-        recorder.episode(sample_episode(np.int64(1), draw=np.int64(7), score=np.float32(0.5)))
+        recorder.episodes(sample_episodes(np.int64(1), {"draw": np.int64(7), "score": np.float32(0.5)}))
         recorder.decision(sample_decision(1, value=torch.tensor(0.25), changed=np.True_))
         recorder.event(
             Event("governor", 1, "gone", env=np.int64(2), data={"seen": float("nan"), "all": [1.0, -np.inf]})
@@ -117,9 +117,8 @@ def test_every_view_answers_and_progress_adds_up(tmp_path: Path) -> None:
     with RunStore(path) as store:
         recorder = StoreRecorder(store)
         for update in (1, 2):
-            record_update(recorder, update)
-            recorder.episode(sample_episode(update, env=1, score=40.0, governor="divergence"))
-        recorder.episode(sample_episode(2, arm="heuristic", score=70.0))
+            record_update(recorder, update, episodes=({}, {"score": 40.0, "governor": "divergence"}))
+        recorder.episodes(sample_episodes(2, {"score": 70.0}, arm="heuristic"))
         recorder.metrics(2, {"seconds/collect": 3.5})
         recorder.decision(sample_decision(2, epoch=90, op="WAIT", changed=False))
     for view in VIEWS:

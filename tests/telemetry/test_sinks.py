@@ -12,7 +12,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
-from telemetry_samples import record_update, sample_episode
+from telemetry_samples import record_update, sample_episodes
 
 from esper.telemetry.recorder import RunRecorder
 from esper.telemetry.records import Event
@@ -42,8 +42,7 @@ class Calls:
 
 
 def use(sink: RunRecorder) -> None:
-    sink.episode(sample_episode(1, env=0, score=40.0))
-    sink.episode(sample_episode(1, env=1, score=60.0))
+    sink.episodes(sample_episodes(1, {"score": 40.0}, {"score": 60.0}))
     record_update(sink, 2)
     sink.metrics(1, {"kl": 0.5})
     sink.event(Event("lifecycle", 1, "not of interest"))
@@ -78,10 +77,10 @@ def test_wandb_gets_numbers_and_warnings(tmp_path: Path, monkeypatch: pytest.Mon
 
 def test_means_of_episodes_wait_for_their_update_and_nothing_piles_up() -> None:
     sink = ScalarSink()
-    for env, score in enumerate((40.0, 60.0)):
-        sink.episode(sample_episode(2, env=env, score=score))
-    sink.episode(sample_episode(1))
-    sink.episode(sample_episode(2, arm="heuristic", score=70.0))
+    for score in (40.0, 60.0):
+        sink.episodes(sample_episodes(2, {"score": score}))
+    sink.episodes(sample_episodes(1))
+    sink.episodes(sample_episodes(2, {"score": 70.0}, arm="heuristic"))
     found = sink.with_means(2, {})
     assert (found["train/score"], found["heuristic/score"]) == (50.0, 70.0)
     assert sink.with_means(2, {}) == {}

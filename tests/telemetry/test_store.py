@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from telemetry_samples import record_update, sample_episode
+from telemetry_samples import record_update, sample_episodes
 
 from esper.telemetry.recorder import StoreRecorder
 from esper.telemetry.records import Decision, SlotState, StepDetails
@@ -211,9 +211,9 @@ def test_a_row_that_cannot_be_stored_is_an_error_of_the_run(path: Path) -> None:
 def test_an_episode_that_comes_twice_is_an_error_and_replaces_nothing(path: Path) -> None:
     store = RunStore(path)
     recorder = StoreRecorder(store)
-    recorder.episode(sample_episode(1, draw=7))
+    recorder.episodes(sample_episodes(1, {"draw": 7}))
     store.flush()
-    recorder.episode(sample_episode(1, draw=8))
+    recorder.episodes(sample_episodes(1, {"draw": 8}))
     with pytest.raises(StoreError, match=r"recorded twice .*needs an `env` of its own"):
         store.close()
     assert ask(path, "SELECT draw FROM episodes") == [(7,)]

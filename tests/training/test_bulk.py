@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -22,13 +23,14 @@ from esper.cli import main
 from esper.engine.governor import FAULTS
 from esper.env.growth_env import GrowthEnv
 from esper.env.reward.config import TERMS
+from esper.env.reward.reward import shaping_share
 from esper.env.reward.suspicion import SUSPICION_KINDS
 from esper.lifecycle import TRANSITIONS, Stage
 from esper.rollout.episodes import Episodes, join
 from esper.rollout.play import play
 from esper.rollout.render import render
 from esper.telemetry.recorder import RunRecorder, StoreRecorder
-from esper.telemetry.records import Decision, Episode, EpisodeColumns, Event, Level
+from esper.telemetry.records import Decision, EpisodeColumns, Event, Level
 from esper.telemetry.schema import VIEWS
 from esper.telemetry.sinks import ScalarSink
 from esper.telemetry.store import RunStore, open_readonly
@@ -45,7 +47,7 @@ class Kept(RunRecorder):
     """Keeps what it is given."""
 
     def __init__(self) -> None:
-        self.records: list[Decision | Event | Episode] = []
+        self.records: list[Decision | Event] = []
         self.columns: list[EpisodeColumns] = []
         self.numbers: dict[str, float] = {}
 
@@ -54,9 +56,6 @@ class Kept(RunRecorder):
 
     def event(self, event: Event) -> None:
         self.records.append(event)
-
-    def episode(self, episode: Episode) -> None:
-        self.records.append(episode)
 
     def episodes(self, episodes: EpisodeColumns) -> None:
         self.columns.append(episodes)
@@ -82,27 +81,65 @@ def noted(episodes: Episodes, recorder: RunRecorder, update: int = 1) -> Rollout
     )
 
 
-@pytest.mark.parametrize("gone", ["reports", "facts"])
-def test_a_small_rollout_is_recorded_step_by_step_from_either(played: Episodes, gone: str) -> None:
+def rows_of(episodes: Episodes) -> list[dict[str, Any]]:
+    """What is recorded of each episode, by the reports of its steps."""
+    return [
+        {
+            "draw": draw,
+            "episode_return": sum(info.reward.total for info in row),
+            "score": row[-1].reward.score,
+            "accuracy": row[-1].record.measured.accuracy,
+            "parameters": row[-1].parameters,
+            "host_parameters": row[-1].host_parameters,
+            "length": len(row),
+            "governor": None if row[-1].record.verdict is None else row[-1].record.verdict.message,
+            "rewards": [sum(info.reward.terms[term] for info in row) for term in TERMS],
+        }
+        for draw, row in zip(episodes.draw.tolist(), episodes.reports, strict=True)
+    ]
+
+
+def check_columns(columns: EpisodeColumns, episodes: Episodes) -> None:
+    rows = rows_of(episodes)
+    for name in ("draw", "score", "accuracy", "parameters", "host_parameters", "length", "governor"):
+        assert list(getattr(columns, name)) == [row[name] for row in rows], name
+    assert columns.episode_return == pytest.approx([row["episode_return"] for row in rows], abs=1e-9)
+    assert tuple(columns.terms) == TERMS
+    for row, rewards in zip(rows, columns.rewards, strict=True):
+        assert rewards == pytest.approx(row["rewards"], abs=1e-9)
+
+
+def test_a_small_rollout_is_recorded_step_by_step(played: Episodes) -> None:
     """The rows are the same whether they come from the reports of an engine or from columns."""
     whole, half = Kept(), Kept()
     first = noted(played, whole)
-    second = noted(replace(played, **{gone: () if gone == "reports" else None}), half)
+    second = noted(replace(played, reports=()), half)
     assert whole.records == half.records
-    assert (whole.columns, whole.numbers) == ([], {})
+    assert whole.columns == half.columns
+    assert whole.numbers == {}
+    check_columns(whole.columns[0], played)
+    ends = [row[-1].record.stages for row in played.reports]
+    assert first.stages == tuple(map(Counter, zip(*ends, strict=True)))
+    assert first.governed == sum(row[-1].record.verdict is not None for row in played.reports)
+    changes = [change.target for row in played.reports for info in row for change in info.record.transitions]
+    assert +first.lifecycle == Counter(changes)
+    assert first.growth == [row[-1].parameters / row[-1].host_parameters for row in played.reports]
     by_term = [value for name, value in first.metrics().items() if name.startswith("reward/")]
     assert sum(by_term) == pytest.approx(sum(first.returns) / 12)
     assert first.stages == second.stages
     assert first.metrics() == pytest.approx(second.metrics(), abs=1e-9)
-    assert first.lifecycle == +second.lifecycle
+    assert first.lifecycle == second.lifecycle
 
 
 def test_the_share_of_shaping_is_recorded(played: Episodes) -> None:
     """Covers: R121. Two steps, by hand: |2| of |2| + |−2| is shaping, and nothing of |5|."""
-    nothing = dict.fromkeys(TERMS, 0.0)
-    steps = [{**nothing, "score_shaping": 2.0, "action_cost": -2.0}, {**nothing, "objective": 5.0}]
-    assert journal._shaping_share(steps) == pytest.approx(0.25)
-    assert 0.1 < noted(played, Kept()).metrics()["episode/shaping_share"] <= 1.0
+    steps = [{"score_shaping": 2.0, "action_cost": -2.0}, {"objective": 5.0}]
+    terms = torch.tensor([[step.get(name, 0.0) for name in TERMS] for step in steps])
+    assert shaping_share(terms).mean().item() == pytest.approx(0.25)
+    every = [[info.reward.terms[name] for name in TERMS] for row in played.reports for info in row]
+    share = noted(played, Kept()).metrics()["episode/shaping_share"]
+    assert share == pytest.approx(shaping_share(torch.tensor(every, dtype=torch.float64)).mean().item())
+    assert 0.1 < share <= 1.0
 
 
 @pytest.fixture
@@ -119,23 +156,15 @@ def test_a_large_rollout_has_all_episodes_and_a_sample_of_the_rest(played: Episo
     Journal(full, 1)._steps(played, played.reports, range(12), steps)
     summary = noted(played, kept)
     chosen = sample(played.draw, small_bulk).tolist()
-    assert kept.records == [r for r in full.records if not isinstance(r, Episode) and r.env in chosen]
+    assert kept.records == [r for r in full.records if r.env in chosen]
     assert kept.records
     (columns,) = kept.columns
-    rows = [r for r in full.records if isinstance(r, Episode)]
-    rows.sort(key=lambda r: r.env)
-    for name in ("draw", "score", "accuracy", "parameters", "host_parameters", "length", "governor"):
-        assert list(getattr(columns, name)) == [getattr(row, name) for row in rows], name
-    assert columns.episode_return == pytest.approx([row.episode_return for row in rows], abs=1e-9)
-    for row, rewards in zip(rows, columns.rewards, strict=True):
-        assert dict(zip(columns.terms, rewards, strict=True)) == pytest.approx(row.rewards, abs=1e-9)
+    check_columns(columns, played)
     assert summary.metrics() == pytest.approx(RolloutSummary.of(played).metrics(), abs=1e-9)
 
 
 def test_counts_are_over_all_episodes(played: Episodes, small_bulk: int) -> None:
     full, kept = Kept(), Kept()
-    noted(replace(played, facts=None), kept)  # also where only reports are there
-    assert not any(name.startswith("score/") for name in kept.numbers)
     noted(played, kept)
     Journal(full, 1)._steps(played, played.reports, range(12), None)
     decisions = [r for r in full.records if isinstance(r, Decision)]
@@ -156,7 +185,7 @@ def test_counts_are_over_all_episodes(played: Episodes, small_bulk: int) -> None
     entered = Counter(e.data["target"] for e in events if e.kind == "lifecycle")
     assert entered == +Counter({name[12:]: n for name, n in numbers.items() if name.startswith("transitions/")})
     for kind, offset in (("even", 0), ("odd", 1)):
-        scores = [row.score for row in full.records if isinstance(row, Episode) and row.env % 2 == offset]
+        scores = [row["score"] for row in rows_of(played)[offset::2]]
         assert numbers[f"score/{kind}"] == pytest.approx(sum(scores) / len(scores))
 
 
@@ -230,7 +259,7 @@ def test_any_columns_can_be_recorded(networks: int, steps: int, slots: int, seed
     episodes = synthetic_rollout(networks, steps, slots, seed, faults=0.05)
     facts = episodes.facts
     assert facts is not None
-    columns = bulk.episode_columns(episodes, facts, 1, "train")
+    columns = bulk.episode_columns(episodes, facts, bulk.verdicts(facts), 1, "train")
     found = bulk.counts(episodes, facts)
     assert len(columns) == networks
     assert sum(found[f"actions/{op.name}"] for op in Op) == int(facts.played.sum())

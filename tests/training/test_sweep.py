@@ -15,11 +15,11 @@ from esper.config import ConfigError
 from esper.telemetry.store import open_readonly
 from esper.training import sweep
 from esper.training.loop import Trainer
-from esper.training.pools import InProcess
 from esper.training.run_folder import RunFolder, RunFolderError
 from esper.training.statistics import bootstrap_table
 from esper.training.sweep import Run, Sweep, read_sweep, setting_rows
 from esper.training.train_config import TrainConfig
+from esper.training.workers import Processes
 
 TINY = TrainConfig(task="digits", envs=2, updates=3, evaluate_every=0)
 FILE = """
@@ -77,10 +77,10 @@ def test_a_run_in_parts_is_the_run_and_a_killed_sweep_goes_on(tmp_path: Path, mo
     runs = [Run("one", 0, TINY)]
     begun = Sweep(tmp_path / "sweep", runs)
     parts: list[int] = []
-    assert not begun.train(InProcess(), progress=lambda done, *_: parts.append(done), stop=lambda: bool(parts))
+    assert not begun.train(Processes(1), progress=lambda done, *_: parts.append(done), stop=lambda: bool(parts))
     assert parts == [2]
     again = Sweep(tmp_path / "sweep", runs)
-    assert again.train(InProcess(), progress=lambda done, *_: parts.append(done))
+    assert again.train(Processes(1), progress=lambda done, *_: parts.append(done))
     assert parts == [2, 3]
     ours, theirs = (RunFolder(tmp_path / name).latest() for name in ("whole", "sweep/one-0"))
     assert ours is not None

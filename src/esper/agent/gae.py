@@ -1,4 +1,4 @@
-"""Generalised advantage estimation as pure functions of tensors [N, T]: the obvious loop, and the one that is used.
+"""Generalised advantage estimation as pure functions of tensors [N, T].
 
     δ_t = r_t + γ·(1 − terminated_t)·V'_t − V_t          V'_t: value of the state that the action led to
     A_t = δ_t + γλ·(1 − done_t)·A_{t+1}
@@ -15,28 +15,6 @@ import torch
 from torch import Tensor
 
 
-def advantages_by_loop(
-    reward: Tensor,
-    value: Tensor,
-    next_value: Tensor,
-    terminated: Tensor,
-    done: Tensor,
-    valid: Tensor,
-    discount: float,
-    decay: float,
-) -> Tensor:
-    """The definition, last step first. [N, T]"""
-    advantage = torch.zeros_like(reward)
-    after = torch.zeros_like(reward[:, 0])
-    for t in reversed(range(reward.shape[1])):
-        bootstrap = torch.where(terminated[:, t], torch.zeros_like(after), next_value[:, t])
-        delta = reward[:, t] + discount * bootstrap - value[:, t]
-        here = delta + discount * decay * torch.where(done[:, t], torch.zeros_like(after), after)
-        advantage[:, t] = torch.where(valid[:, t], here, advantage[:, t])
-        after = torch.where(valid[:, t], here, after)
-    return advantage
-
-
 def advantages(
     reward: Tensor,
     value: Tensor,
@@ -47,7 +25,7 @@ def advantages(
     discount: float,
     decay: float,
 ) -> Tensor:
-    """The same in log2(T) passes, never compiled: Python's control flow over so few gains nothing. [N, T]
+    """In log2(T) passes, never compiled: Python's control flow over so few gains nothing. [N, T]
 
     Each step is the map a ↦ δ + c·a. Composing the map of step t with that of step t + 2^k doubles how far it reaches;
     an invalid step is the identity (δ = 0, c = 1).

@@ -52,27 +52,20 @@ def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], key: str, heade
     """The file appears whole or not at all; `key` says in its metadata whose file it is."""
     named = {name: tensor.detach().contiguous().cpu().clone() for name, tensor in tensors.items()}
     text = json.dumps(dict(header), sort_keys=True)
-    digest = _Digest(text)
-    for name in sorted(named):
-        digest.add(name, named[name])
-    content = save(named, metadata={key: f'{text[:-1]}, "{DIGEST}": "{digest.text()}"}}'})
+    content = save(named, metadata={key: f'{text[:-1]}, "{DIGEST}": "{_digest(text, named)}"}}'})
     path.parent.mkdir(parents=True, exist_ok=True)
     write_whole(path, content)
 
 
 def read_tensor_file(path: Path, key: str, device: torch.device | str = "cpu") -> TensorFile:
-    """Tensors one by one to `device`, from one opening: a file that is replaced meanwhile is read as it was."""
-    tensors: dict[str, Tensor] = {}
+    """All from one opening: a file that is replaced meanwhile is read as it was."""
     with _opened(path) as file:
         header, found = _split((file.metadata() or {}).get(key))
-        digest = _Digest(header or "")
-        for name in sorted(file.keys()):
-            tensor = file.get_tensor(name)
-            digest.add(name, tensor)
-            tensors[name] = tensor.to(device)
-    if found is not None and found != digest.text():
+        tensors = {name: file.get_tensor(name) for name in sorted(file.keys())}
+        digest = _digest(header or "", tensors)
+    if found is not None and found != digest:
         raise TensorFileError(f"its contents do not agree with their {DIGEST}")
-    return TensorFile(tensors, header, found is not None)
+    return TensorFile({name: tensor.to(device) for name, tensor in tensors.items()}, header, found is not None)
 
 
 def read_header(path: Path, key: str) -> tuple[str | None, dict[str, tuple[int, ...]]]:
@@ -101,15 +94,10 @@ def _split(header: str | None) -> tuple[str | None, str | None]:
     return header[: at_end.start()] + "}", at_end[1]
 
 
-class _Digest:
-    """Takes tensors in the order of their names. JSON says where a name ends and bytes begin."""
-
-    def __init__(self, header: str) -> None:
-        self._sha = hashlib.sha256(json.dumps(header).encode())
-
-    def add(self, name: str, tensor: Tensor) -> None:
-        self._sha.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
-        self._sha.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
-
-    def text(self) -> str:
-        return self._sha.hexdigest()
+def _digest(header: str, tensors: Mapping[str, Tensor]) -> str:
+    """In the order of the tensors' names. JSON says where a name ends and bytes begin."""
+    sha = hashlib.sha256(json.dumps(header).encode())
+    for name, tensor in sorted(tensors.items()):
+        sha.update(json.dumps([name, str(tensor.dtype), list(tensor.shape)]).encode())
+        sha.update(tensor.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+    return sha.hexdigest()

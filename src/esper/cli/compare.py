@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
+from esper.cli.clusters import ActorOption, ClusterOption, DeviceOption, EngineChoice, chosen_executor, device_of_jobs
 from esper.cli.options import (
     by_default,
     claim_file,
@@ -23,7 +23,6 @@ from esper.cli.options import (
     results_folder,
 )
 from esper.cli.terminal import ProgressDisplay, clock, print_dim, styled, wide_console, with_interval
-from esper.config import EngineOption
 from esper.env.rent import RENT_RATE
 from esper.files import write_whole
 from esper.training.interrupt import interruptible
@@ -64,15 +63,10 @@ class Compare:
     """Where the data files are, for tasks that read some."""
     text_file: Path | None = None
     """The text to learn, for the task `text`."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
-    engine: EngineOption = "auto"
-    """What trains the growing networks: auto is the fastest engine that can train all of the family's."""
-    cluster: str | None = None
-    """Work on the nodes of a Ray cluster: auto is the one that this machine is in, HOST:PORT names its head. --workers
-    is then the most actors. The results do not change."""
+    device: DeviceOption = "auto"
+    engine: EngineChoice = "auto"
+    cluster: ClusterOption = None
     actors: ActorOption = "cpu"
-    """What each actor of a cluster has for itself: a core, or a GPU."""
 
     def run(self) -> int:
         return self.into(Path("compared") / f"{file_name(self.task)}-{self.seed}")

@@ -9,26 +9,31 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
+import torch
 from rich.console import Console
+from torch import nn
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
+from esper.cli.clusters import DeviceOption
 from esper.cli.options import by_default, check_gpu_options, file_name, refuse_if_it_holds, results_folder
 from esper.cli.terminal import wide_console
 from esper.cli.user_code import user_errors, user_function
-from esper.cli.watching import check_watchable, serving_page
+from esper.cli.watch import check_watchable, serving_page
+from esper.dashboard.growth_recorder import GrowthRecorder
 from esper.engine.precision import Precision
 from esper.env.rent import RENT_RATE
+from esper.errors import GrowthWarning
 from esper.tables import Report
+from esper.tasks import load_task, task_names
+from esper.tasks.family import Draw, family_of
 from esper.telemetry.store import STORE_NAME
-
-if TYPE_CHECKING:
-    from torch import nn
-
-    from esper.dashboard.growth_recorder import GrowthRecorder
-    from esper.tasks.family import Draw
-    from esper.training.own.grown import Grown
+from esper.training.catalogue import make_controller
+from esper.training.own.grow import grow, grow_task, pick_device
+from esper.training.own.grown import Grown
+from esper.training.own.summary import notes_of, result_table, seed_tables, worth
+from esper.training.plots import drawn, plot_history
 
 AUTO = "auto"
 TASK = "mnist1d"
@@ -70,8 +75,7 @@ class Grow:
     updates an epoch at 128, and 32 at 32."""
     seed: int = 0
     """Decides the data split, the host's start, its minibatches and its seeds."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
+    device: DeviceOption = "auto"
     precision: Precision = Precision.FP32
     """How a GPU calculates: fp32, tf32 (rounded products), bf16 (passes in bfloat16, weights in single precision)."""
     compiled: bool = False
@@ -106,10 +110,6 @@ class Grow:
     """Print the result as JSON instead of tables."""
 
     def run(self) -> int:
-        from esper.training.catalogue import make_controller
-        from esper.training.own.grow import pick_device
-        from esper.training.plots import drawn, plot_history
-
         refuse_if_it_holds(self.out, MODEL_FILES, "a grown model")
         check_watchable(self.watch)
         device = pick_device(self.device)
@@ -145,10 +145,6 @@ class Grow:
         return 130 if grown.interrupted else 0
 
     def _task(self) -> GrowthProblem:
-        import torch
-
-        from esper.training.own.grow import grow_task, pick_device
-
         for option, given in (("--slots", self.slots != AUTO), ("--batch-size", self.batch_size is not None)):
             if given:
                 raise ValueError(f"{option} is for --model: a task has its own")
@@ -164,8 +160,6 @@ class Grow:
 
     def _own_model(self) -> GrowthProblem:
         """What the functions of the user's files give."""
-        import torch
-
         others = {"--task": self.task, "--draw": self.draw, "--data-dir": self.data_dir, "--text-file": self.text_file}
         if wrong := [option for option, value in others.items() if value is not None]:
             raise ValueError(f"--model and --data are a problem of their own: leave {wrong[0]} out")
@@ -191,9 +185,6 @@ class Grow:
     def _grow_own(
         self, model: nn.Module, data: Sequence[Any], *, on_remark: Callable[[str], None], **settings: Any
     ) -> Grown:
-        from esper.errors import GrowthWarning
-        from esper.training.own.grow import grow
-
         train, validation, *test = data
         slots = AUTO if self.slots == AUTO else [path.strip() for path in self.slots.split(",")]
         chosen: dict[str, Any] = {} if self.batch_size is None else {"batch_size": self.batch_size}
@@ -229,17 +220,12 @@ class Grow:
         if not self.watch:
             yield None
             return
-        from esper.dashboard.growth_recorder import GrowthRecorder
-
         facts = {**problem.facts, "controller": self.controller, "rent": self.rent}
         with GrowthRecorder(out / STORE_NAME, facts) as recorder, serving_page(True, out, console, stay=True):
             yield recorder
 
     def _problem(self) -> Draw:
         """A task as it is, or one held-out problem of a family; with the limits that were asked for."""
-        from esper.tasks import load_task, task_names
-        from esper.tasks.family import Draw, family_of
-
         name = self.task or TASK
         if self.draw is None and name in task_names():
             task = load_task(name, seed=self.seed, data_dir=self.data_dir, text_file=self.text_file)
@@ -258,8 +244,6 @@ class Grow:
 
     @property
     def _usual_folder(self) -> Path:
-        from esper.tasks import task_names
-
         if self.model:
             name = f"{Path(self.model.rpartition(':')[0]).stem}-{Path(self.controller).stem}-{self.seed}"
             return Path("grown") / name
@@ -290,8 +274,6 @@ def _kind(value: object) -> str:
 
 
 def facts_of(grown: Grown, problem: GrowthProblem, out: Path) -> dict[str, Any]:
-    from esper.training.own.summary import worth
-
     return {
         "task": problem.name,
         "controller": grown.history.controller,
@@ -320,8 +302,6 @@ def facts_of(grown: Grown, problem: GrowthProblem, out: Path) -> dict[str, Any]:
 
 
 def show(console: Console, grown: Grown, problem: GrowthProblem, out: Path, remarks: Sequence[str]) -> None:
-    from esper.training.own.summary import notes_of, result_table, seed_tables
-
     Report((*seed_tables(grown.history), result_table(grown, problem.title))).show(console)
     for remark in (*notes_of(grown), *remarks):
         note(console, remark)

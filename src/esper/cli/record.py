@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
+from esper.cli.clusters import ActorOption, ClusterOption, DeviceOption, EngineChoice, chosen_executor, device_of_jobs
 from esper.cli.options import by_default, claim, pick_engine
 from esper.cli.terminal import ProgressDisplay, print_dim, wide_console
-from esper.config import EngineOption
 from esper.training.interrupt import interruptible
 
 if TYPE_CHECKING:
@@ -45,15 +44,10 @@ class Record:
     """Folder of the recording; it is made, or added to."""
     workers: Annotated[int | None, by_default("one per CPU core, or one with a GPU")] = None
     """Processes that share the work. The episodes do not change."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
-    engine: EngineOption = "auto"
-    """What trains the growing networks: auto is the fastest engine that can train all of the family's."""
-    cluster: str | None = None
-    """Work on the nodes of a Ray cluster: auto is the one that this machine is in, HOST:PORT names its head. --workers
-    is then the most actors. The results do not change."""
+    device: DeviceOption = "auto"
+    engine: EngineChoice = "auto"
+    cluster: ClusterOption = None
     actors: ActorOption = "cpu"
-    """What each actor of a cluster has for itself: a core, or a GPU."""
 
     def run(self) -> int:
         import torch
@@ -82,7 +76,7 @@ class Record:
         chosen = chosen_executor(self.cluster, self.actors, self.workers, device.type, console)
         with chosen as executor, interruptible() as interrupt, ProgressDisplay(console) as watch:
             total, done = self.episodes * len(made), 0
-            for part in _files(_played(jobs, executor, str(device), lambda: interrupt.requested)):
+            for part in _files(jobs, executor, str(device), lambda: interrupt.requested):
                 self._append(part)
                 done += len(part)
                 watch.note(done, total, part.controllers[-1])
@@ -107,20 +101,14 @@ class Record:
         append(self.out, episodes, growth_schema(), provenance)
 
 
-def _played(jobs: list[Job], executor: Executor, device: str, stop: Callable[[], bool]) -> Iterator[Episodes]:
+def _files(jobs: list[Job], executor: Executor, device: str, stop: Callable[[], bool]) -> Iterator[Episodes]:
+    """What the jobs give, a few dozen episodes at a time, and the rest at the end."""
+    from esper.rollout.episodes import join
     from esper.training.evaluation import record_job
     from esper.training.pools import run_each
 
-    for _, episodes in run_each(partial(record_job, device=device), jobs, executor, stop):
-        yield episodes
-
-
-def _files(played: Iterator[Episodes]) -> Iterator[Episodes]:
-    """A few dozen episodes at a time, and the rest at the end."""
-    from esper.rollout.episodes import join
-
     waiting: list[Episodes] = []
-    for episodes in played:
+    for _, episodes in run_each(partial(record_job, device=device), jobs, executor, stop):
         waiting.append(episodes)
         if sum(map(len, waiting)) >= EPISODES_PER_FILE:
             yield join(waiting)

@@ -11,7 +11,7 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
+from esper.cli.clusters import ActorOption, ClusterOption, DeviceOption, chosen_executor, device_of_jobs
 from esper.cli.options import by_default, claim
 from esper.cli.terminal import ProgressDisplay, styled, wide_console, with_interval
 from esper.files import write_whole
@@ -36,13 +36,9 @@ class SweepCommand:
     """Held-out draws on which the settings are compared at the end."""
     workers: Annotated[int | None, by_default("one per CPU core; one with a GPU")] = None
     """Processes that share the runs. The results do not change."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
-    cluster: str | None = None
-    """Work on the nodes of a Ray cluster: auto is the one that this machine is in, HOST:PORT names its head. --workers
-    is then the most actors. The results do not change."""
+    device: DeviceOption = "auto"
+    cluster: ClusterOption = None
     actors: ActorOption = "cpu"
-    """What each actor of a cluster has for itself: a core, or a GPU."""
 
     def run(self) -> int:
         from esper.training.run_folder import RunFolder

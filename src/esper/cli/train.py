@@ -16,7 +16,7 @@ import tyro
 from rich.console import Console
 
 from esper.agent.policies import LearnedController
-from esper.cli.clusters import ActorOption, device_of_jobs, opened_cluster
+from esper.cli.clusters import ActorKind, device_of_jobs, opened_cluster
 from esper.cli.compare import Compare
 from esper.cli.options import (
     ConfigOptions,
@@ -31,7 +31,7 @@ from esper.cli.options import (
 )
 from esper.cli.terminal import clock, print_dim, wide_console
 from esper.cli.train_view import TrainWatch
-from esper.cli.watching import check_watchable, serving_page
+from esper.cli.watch import check_watchable, serving_page
 from esper.engine.gc_control import deferred_gc
 from esper.env.rent import RENT_RATE
 from esper.telemetry import sinks
@@ -39,8 +39,9 @@ from esper.telemetry.profiler import profiling
 from esper.telemetry.recorder import FanOut, RunRecorder, StoreRecorder
 from esper.telemetry.store import STORE_NAME, RunStore
 from esper.training.catalogue import policy_file
+from esper.training.engines import ONE_AT_A_TIME, check_memory, players, stack_size
 from esper.training.interrupt import interruptible
-from esper.training.loop import Trainer, UpdateReport
+from esper.training.loop import Trainer, UpdateReport, engine_of
 from esper.training.own.grow import pick_device
 from esper.training.progress import progress_of
 from esper.training.run_folder import RunFolder
@@ -68,7 +69,7 @@ class Train(ConfigOptions, TrainConfig):
     cluster: str | None = None
     """Play on the nodes of a Ray cluster: auto is the one that this machine is in, HOST:PORT names its head. --workers
     is then the most actors. The results do not change."""
-    actors: ActorOption = "cpu"
+    actors: ActorKind = "cpu"
     """What each actor of a cluster has for itself: a core, or a GPU. The agent learns on --device."""
     profile: Path | None = None
     """Write torch profiler traces of the first updates to this folder."""
@@ -175,9 +176,6 @@ class Train(ConfigOptions, TrainConfig):
 
     def _plan(self, config: TrainConfig, device: torch.device) -> tuple[int, list[str]]:
         """How many workers there are, and lines about the engine and its memory. What cannot be had is refused."""
-        from esper.training.engines import ONE_AT_A_TIME, check_memory, players, stack_size
-        from esper.training.loop import engine_of
-
         family = config.family()
         engine = engine_of(config, family, str(device_of_jobs(str(device), self.cluster, self.actors)))
         workers = min(players(self.workers, engine.name, device), config.envs)

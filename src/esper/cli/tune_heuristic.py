@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 from rich.console import Console
 from rich.table import Table
 
-from esper.cli.clusters import ActorOption, chosen_executor, device_of_jobs
+from esper.cli.clusters import ActorOption, ClusterOption, DeviceOption, EngineChoice, chosen_executor, device_of_jobs
 from esper.cli.options import by_default, claim_file, pick_engine
 from esper.cli.terminal import ProgressDisplay, print_dim, styled, wide_console, with_interval
-from esper.config import EngineOption
 from esper.files import write_whole
 from esper.training.interrupt import interruptible
 
@@ -45,15 +44,10 @@ class TuneHeuristic:
     """Where to write the settings: a controller for --controller and --controllers. No file may be there."""
     json: bool = False
     """Print the result as JSON instead of a table."""
-    device: str = "auto"
-    """cpu, cuda, cuda:1, …; auto is a GPU if there is one."""
-    engine: EngineOption = "auto"
-    """What trains the growing networks: auto is the fastest engine that can train all of the family's."""
-    cluster: str | None = None
-    """Work on the nodes of a Ray cluster: auto is the one that this machine is in, HOST:PORT names its head. --workers
-    is then the most actors. The results do not change."""
+    device: DeviceOption = "auto"
+    engine: EngineChoice = "auto"
+    cluster: ClusterOption = None
     actors: ActorOption = "cpu"
-    """What each actor of a cluster has for itself: a core, or a GPU."""
 
     def run(self) -> int:
         from esper.tasks.draws import comparison_draws

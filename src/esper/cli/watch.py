@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
+import subprocess
 import sys
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
+from rich.console import Console
 from tyro.conf import Positional, arg
 
 from esper.cli.terminal import wide_console
@@ -75,7 +80,7 @@ def server() -> Any:
     from esper.telemetry.sinks import PackageMissingError
 
     try:
-        from esper.dashboard.serve import serve
+        from esper.dashboard.server import serve
     except ImportError as error:
         raise PackageMissingError(
             f"the page needs packages that are not installed ({error.name}): pip install 'esper[web]'; "
@@ -110,6 +115,47 @@ def address_of(listening: socket.socket, host: str, policy: Policy) -> str:
     shown = {"0.0.0.0": socket.gethostname(), "::": socket.gethostname()}.get(host, host)
     name = f"[{shown}]" if ":" in shown else shown
     return f"http://{name}:{port}/" + ("" if policy.token is None else f"?token={policy.token}")
+
+
+# -- beside a command that trains or grows: a process of its own, so that viewers take no time from the work -----------
+
+
+def check_watchable(watch: bool) -> None:
+    """Before anything is written: refuse to watch where the packages are missing."""
+    if watch:
+        server()
+
+
+@contextmanager
+def serving_page(watch: bool, folder: Path, console: Console, *, stay: bool = False) -> Iterator[None]:
+    """Serve the page of a run while the body works, where that is asked for; says where it is.
+
+    With `stay` a person at a terminal keeps it until Ctrl-C: a network may have grown before it was looked at.
+    """
+    if not watch:
+        yield
+        return
+    polite = ["nice", "-n", "5"] if shutil.which("nice") else []
+    words = [*polite, sys.executable, "-m", "esper", "watch", str(folder.absolute())]
+    pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+    with subprocess.Popen(words, text=True, env={**os.environ, ENDS_WITH_INPUT: "1"}, **pipes) as page:  # type: ignore[call-overload]
+        assert page.stdout is not None
+        assert page.stderr is not None
+        said = page.stdout.readline().strip() or f"note: there is no page: {page.stderr.readline().strip()}"
+        console.print(said, soft_wrap=True, highlight=False)
+        try:
+            yield
+            if stay and console.is_terminal and sys.stdin.isatty():
+                console.print("The page stays until Ctrl-C.")
+                with suppress(KeyboardInterrupt):
+                    page.wait()
+        finally:
+            page.terminate()
+            try:
+                page.wait(5)
+            except subprocess.TimeoutExpired:
+                page.kill()
+    console.print(f"The page has ended; to see it again: esper watch {folder}", soft_wrap=True, highlight=False)
 
 
 COMMAND = WatchCommand

@@ -13,7 +13,7 @@ from typing import Any
 from esper.engine.eager import EpochRecord
 from esper.env.rent import score as score_of
 from esper.telemetry.recorder import RunRecorder, StoreRecorder
-from esper.telemetry.records import Decision, Episode, Event, SlotState, StepDetails
+from esper.telemetry.records import Decision, EpisodeColumns, Event, SlotState, StepDetails
 from esper.telemetry.store import RunStore, StoreError
 from esper.training.own.history import record_json, transitions_json
 
@@ -131,7 +131,8 @@ def record_end(recorder: RunRecorder, content: Mapping[str, Any]) -> None:
     accuracy = result.get("validation_accuracy", last["val_accuracy"]) or 0.0
     size = int(result.get("parameters", last["parameters"]))
     score = score_of(accuracy, size, host, content.get("rent") or 0.0)
-    recorder.episode(Episode(1, 0, 0, score, score, accuracy, size, host, len(content["epochs"])))
+    epochs = len(content["epochs"])
+    recorder.episodes(EpisodeColumns(1, [0], [score], [score], [accuracy], [size], [host], [epochs], [None]))
 
 
 def _decision(slots: Sequence[str], one: Mapping[str, Any]) -> Decision:

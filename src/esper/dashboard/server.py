@@ -1,8 +1,9 @@
-"""The page and its answers, by starlette. Needs `pip install 'esper[web]'`; nothing can be changed here."""
+"""The page and its answers, by starlette and uvicorn. Needs `pip install 'esper[web]'`; nothing can be changed here."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import sqlite3
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
@@ -10,6 +11,7 @@ from importlib import resources
 from threading import Lock
 from typing import Any
 
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -122,6 +124,18 @@ def make_app(sources: Sequence[Source], policy: Policy | None = None) -> Starlet
     app = Starlette(routes=routes, middleware=[guard], lifespan=lifespan)
     app.state.hub = hub
     return app
+
+
+def serve(sources: Sequence[Source], policy: Policy, listening: socket.socket) -> None:
+    """Until Ctrl-C or SIGTERM; viewers that are still connected are left after a second."""
+    config = uvicorn.Config(
+        make_app(sources, policy),
+        log_level="critical",  # a viewer that was dropped is no error
+        access_log=False,
+        server_header=False,
+        timeout_graceful_shutdown=1,
+    )
+    uvicorn.Server(config).run(sockets=[listening])
 
 
 def page_file(name: str) -> Response:

@@ -24,7 +24,6 @@ from esper.env.steps import EnvStep, StepFacts
 from esper.env.world import World
 from esper.lifecycle import Rules
 from esper.tasks.family import Family
-from esper.tasks.problems import Problems
 from esper.tasks.stacking import stacked_problems
 from esper.telemetry.profiler import PhaseTimers
 
@@ -63,39 +62,32 @@ class StackedEnv:
             raise ValueError(f"this environment has {self.size} networks; reset was given {len(draws)} draw ids")
         self._engine = None  # old and new networks never share the memory
         with self._phase("reset"):
-            rents = rents_of(self.rent, draws, held_out=self.held_out)
-            drawn = stacked_problems(self.family, draws, held_out=self.held_out, device=self.device)
-            return self.start(drawn, rents)
-
-    def start(
-        self, groups: Sequence[tuple[Sequence[int], Problems]], rent: float | Tensor = RENT_RATE
-    ) -> tuple[Observation, ActionMasks]:
-        """Begin episodes of these problems, each with its place among all; `rent` is one for all, or [N]."""
-        engine = StackedEngine(
-            groups, rules=self.rules, width=self.slots, dtype=self.dtype, bf16=self.precision is Precision.BF16
-        )
-        engine.begin()
-        self.world = World.start(
-            engine.columns,
-            layout=engine.layout,
-            channels=engine.channels,
-            position=engine.position,
-            costs=engine.costs,
-            host_parameters=engine.host_parameters,
-            budget=engine.budget,
-            max_seeds=engine.max_seeds,
-            horizon=engine.horizon,
-            rent=rent,
-        )
-        self.kinds = [""] * engine.networks
-        for places, problems in groups:
-            for place, facts in zip(places, problems.facts, strict=False):
-                self.kinds[place] = str(facts.get("kind", ""))
-        self._reward = Reward(self.reward, self.world, engine.classes.tolist())
-        self._left = int(engine.horizon.max())
-        self._engine = engine
-        self._shown = encode(self.world)
-        return self._shown
+            groups = stacked_problems(self.family, draws, held_out=self.held_out, device=self.device)
+            engine = StackedEngine(
+                groups, rules=self.rules, width=self.slots, dtype=self.dtype, bf16=self.precision is Precision.BF16
+            )
+            engine.begin()
+            self.world = World.start(
+                engine.columns,
+                layout=engine.layout,
+                channels=engine.channels,
+                position=engine.position,
+                costs=engine.costs,
+                host_parameters=engine.host_parameters,
+                budget=engine.budget,
+                max_seeds=engine.max_seeds,
+                horizon=engine.horizon,
+                rent=rents_of(self.rent, draws, held_out=self.held_out),
+            )
+            self.kinds = [""] * engine.networks
+            for places, problems in groups:
+                for place, facts in zip(places, problems.facts, strict=False):
+                    self.kinds[place] = str(facts.get("kind", ""))
+            self._reward = Reward(self.reward, self.world, engine.classes.tolist())
+            self._left = int(engine.horizon.max())
+            self._engine = engine
+            self._shown = encode(self.world)
+            return self._shown
 
     def step(self, actions: Tensor | Sequence[Action]) -> EnvStep:
         """One epoch for every network whose episode goes on, after its action: a tensor [N, heads] or records."""

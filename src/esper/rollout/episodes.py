@@ -7,12 +7,11 @@ controller decided, which cloning copies. They differ where exploration noise re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from esper.env.spaces import ActionMasks, Observation
@@ -154,7 +153,7 @@ def join(parts: Sequence[Episodes]) -> Episodes:
     padded = []
     for part in parts:
         index = torch.tensor([names.index(name) for name in part.controllers], device=part.controller.device)
-        wide = {name: _pad(name, tensor, steps, slots) for name, tensor in part.tensors().items()}
+        wide = {name: _padded(name, tensor, steps, slots) for name, tensor in part.tensors().items()}
         padded.append(wide | {"controller": index[part.controller]})
     shared = [name for name in padded[0] if all(name in part for part in padded)]
     reports = sum((part.reports for part in parts), ()) if all(part.reports for part in parts) else ()
@@ -176,7 +175,8 @@ def _join_facts(parts: Sequence[Facts]) -> Facts:
 
     def widened(part: Facts) -> StepFacts:
         terms = part.steps.reward.terms  # [N, T, terms]: the only axis after time that is not the slots'
-        return map_tensors(part.steps, lambda t: _widen(t, steps, slots if t.dim() > 2 and t is not terms else None))
+        whole = {1: steps, 2: slots}
+        return map_tensors(part.steps, lambda t: _widened(t, whole if t.dim() > 2 and t is not terms else {1: steps}))
 
     return Facts(
         steps=combine([widened(part) for part in parts], torch.cat),
@@ -189,11 +189,10 @@ def _join_facts(parts: Sequence[Facts]) -> Facts:
     )
 
 
-def _widen(tensor: Tensor, steps: int, slots: int | None) -> Tensor:
-    """[N, T, …] with zeros up to `steps`, and up to `slots` on the axis after it."""
-    shape = (tensor.shape[0], steps, *(() if slots is None else (slots,)))
-    shape += tuple(tensor.shape[len(shape) :])
-    if shape == tensor.shape:
+def _widened(tensor: Tensor, sizes: Mapping[int, int]) -> Tensor:
+    """With zeros (False: absent, illegal) up to these sizes, by axis."""
+    shape = [sizes.get(axis, size) for axis, size in enumerate(tensor.shape)]
+    if shape == list(tensor.shape):
         return tensor
     wide = tensor.new_zeros(shape)
     wide[tuple(slice(size) for size in tensor.shape)] = tensor
@@ -203,18 +202,16 @@ def _widen(tensor: Tensor, steps: int, slots: int | None) -> Tensor:
 _SLOT_AXIS = {"slots": 2, "blueprints": 2, "costs": 2, "present": 2, "slot": 3, "blueprint": 2, "blend": 2}
 
 
-def _pad(name: str, tensor: Tensor, steps: int, slots: int) -> Tensor:
-    """Zeros (False: absent, illegal) where there was no step or no slot."""
+def _padded(name: str, tensor: Tensor, steps: int, slots: int) -> Tensor:
+    """A tensor of episodes with room for so many steps and slots."""
     if name in ("lengths", "draw", "controller"):
         return tensor
     owner, _, field = name.rpartition(".")
-    more = [0] * (2 * tensor.dim())  # as F.pad wants them: the last axis first, before and after
-    if owner != "final":
-        more[2 * (tensor.dim() - 2) + 1] = steps - tensor.shape[1]
+    sizes = {} if owner == "final" else {1: steps}
     axis = _SLOT_AXIS.get(field, 0) - (owner == "final")
     if axis > 0 and tensor.shape[axis]:  # a policy that sees a plain vector has no slots to pad
-        more[2 * (tensor.dim() - 1 - axis) + 1] = slots - tensor.shape[axis]
-    return F.pad(tensor, more)
+        sizes[axis] = slots
+    return _widened(tensor, sizes)
 
 
 def minibatches(rows: int, count: int, generator: torch.Generator) -> Iterator[Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import InitVar, dataclass, field
 
 import numpy as np
@@ -96,6 +96,20 @@ class Splits:
         parts = self.train.to(device), self.val.to(device), self.test.to(device)
         there = parts[0] is self.train and parts[1] is self.val and parts[2] is self.test
         return self if there else Splits(*parts, check=False)
+
+
+def generated_splits(
+    inputs: Callable[[NDArray[np.int64], np.random.Generator], NDArray[np.float64]],
+    counts: Sequence[int],
+    classes: int,
+    rng: np.random.Generator,
+) -> Splits:
+    """Splits with so many examples each, in which all classes are equally common; `inputs` makes them of labels."""
+    parts = []
+    for count in counts:
+        labels = rng.permutation(np.arange(count, dtype=np.int64) % classes)
+        parts.append(Split(torch.from_numpy(inputs(labels, rng).astype(np.float32)), torch.from_numpy(labels)))
+    return Splits(*parts)
 
 
 CROP_PADDING = 4

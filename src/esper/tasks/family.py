@@ -82,6 +82,11 @@ def draw_seed(rng: np.random.Generator, held_out: bool) -> int:
     return 2 * int(rng.integers(2**30)) + int(held_out)
 
 
+def dashed(numbers: Iterable[float]) -> str:
+    """Widths, kernels and the like, as facts about a draw spell them."""
+    return "-".join(str(int(number)) for number in numbers)
+
+
 DATA_SEEDS = 4
 """Data sets among which a family of one task varies. Few, so that they stay in memory."""
 
@@ -163,9 +168,8 @@ class Natural:
         turn, member = divmod(number, len(self.members))
         drawn = self.members[member].draw(turn, held_out=held_out)
         name, options = self._hosts[member]
-        widths = "-".join(str(width) for width in options["widths"])
         rng = draw_rng(self.name, number, held_out)
-        facts: dict[str, Fact] = {**drawn.facts, "kind": f"{name} {widths}"}
+        facts: dict[str, Fact] = {**drawn.facts, "kind": f"{name} {dashed(options['widths'])}"}
         return Draw(drawn.task, draw_seed(rng, held_out), drawn.horizon, drawn.budget, drawn.max_seeds, facts)
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from esper.tasks.counted import Purpose, draw_keys, integers, uniforms
 from esper.tasks.counted_init import DrawNumbers
 from esper.tasks.data import Split, Splits
-from esper.tasks.family import Draw
+from esper.tasks.family import Draw, dashed
 from esper.tasks.grammar_data import FIRST_TRAINED, make_data
 from esper.tasks.grammar_forms import CLASSES, DATA_NAMES, FORMS, LAYOUTS, SIZES, STACKS, STAGES, HostForm
 from esper.tasks.grammar_kinds import ClassRule, Code, Expression, Structure
@@ -244,7 +244,7 @@ def _facts(settings: Settings, form: Form) -> tuple[dict[str, str | int | float]
                 "layout": form.layout,
                 "lacks": "+".join(compress(LACKS, lacks)) or "nothing",
                 "answer": "+".join(f"{seed}@{place}" for seed, place in zip(seeds, places, strict=False)) or "none",
-                "widths": "-".join(str(width) for width in widths),
+                "widths": dashed(widths),
                 "host_parameters": size,
                 "ceiling": 100.0 * (1.0 - wrong * (1.0 - 1.0 / CLASSES)),
             }

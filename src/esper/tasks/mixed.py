@@ -13,14 +13,13 @@ from dataclasses import dataclass
 from functools import partial
 
 import numpy as np
-import torch
 from torch import nn
 
 from esper.growth.blueprints import Layout, SlotShape
 from esper.growth.seed import parameter_count
 from esper.tasks import needs
-from esper.tasks.data import Split, Splits
-from esper.tasks.family import Draw, draw_rng, draw_seed
+from esper.tasks.data import generated_splits
+from esper.tasks.family import Draw, dashed, draw_rng, draw_seed
 from esper.tasks.hosts import Conv1dHost, Conv2dHost
 from esper.tasks.needs import CLASSES, Inputs, Labels
 from esper.tasks.registry import Task
@@ -318,7 +317,7 @@ class Mixed:
             "layout": problem.layout,
             "need": problem.need,
             "answer": "+".join(f"{blueprint}@{slot}" for blueprint, slot in problem.answer) or "none",
-            "widths": "-".join(str(width) for width in problem.widths),
+            "widths": dashed(problem.widths),
             "host_parameters": host,
             "train_examples": len(task.splits.train),
         }
@@ -327,15 +326,10 @@ class Mixed:
 
 def _task(name: str, kind: str, problem: Problem, rng: np.random.Generator) -> Task:
     train = int(rng.integers(1200, 2001))
-    splits = []
-    for count in (train, VAL, TEST):
-        labels = rng.permutation(np.arange(count, dtype=np.int64) % CLASSES)
-        inputs = problem.inputs(labels, rng).astype(np.float32)
-        splits.append(Split(torch.from_numpy(inputs), torch.from_numpy(labels)))
     return Task(
         name=name,
         description=f"generated: {kind}",
-        splits=Splits(*splits),
+        splits=generated_splits(problem.inputs, (train, VAL, TEST), CLASSES, rng),
         make_host=problem.host,
         slots=tuple(f"stages.{i}" for i in range(len(problem.widths))),
         labels=tuple(str(label) for label in range(CLASSES)),

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
 
@@ -173,7 +172,17 @@ def _problems(
 
     whole, real = torch.int64, torch.float64
     seeds = [draw.seed for draw in draws]
-    plans = [_minibatches(draw, form.batch_size) for draw in draws]
+    plan = _stacked_plans([_minibatches(draw, form.batch_size) for draw in draws], device)
+
+    def host_uniforms(rows: Tensor, count: int) -> Tensor:
+        """`task_learner` seeds torch with the draw's seed."""
+        return _uniforms([seeds[row] for row in rows.tolist()], count, device)
+
+    def seed_uniforms(rows: Tensor, born: Tensor, count: int) -> Tensor:
+        """`GrowingModel.germinate` seeds torch with the network's seed and the number of the seed."""
+        chosen = zip(rows.tolist(), born.tolist(), strict=True)
+        return _uniforms([seeds[row] * 1_000_003 + number for row, number in chosen], count, device)
+
     return Problems(
         form=form,
         draw=column(draw_ids, whole),
@@ -197,61 +206,27 @@ def _problems(
         val_y=splits["val"][1],
         test_x=splits["test"][0],
         test_y=splits["test"][1],
-        minibatches=Plans.of(plans, device),
-        host_uniforms=HostUniforms(seeds, device),
-        seed_uniforms=SeedUniforms(seeds, device),
+        minibatches=lambda rows, epoch: plan[epoch].index_select(1, rows).long(),
+        host_uniforms=host_uniforms,
+        seed_uniforms=seed_uniforms,
         facts=tuple(dict(draw.facts) for draw in draws),
     )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Plans:
-    """The minibatches of some draws, as `TensorFeed` draws them: all epochs of a network from one generator, so they
-    are drawn with the problem."""
-
-    plan: Tensor
-    """[epochs, updates, N, batch] int16 or int32"""
-
-    @classmethod
-    def of(cls, plans: Sequence[Tensor], device: torch.device) -> Plans:
-        """Each [horizon, updates, batch]."""
-        epochs, updates = max(len(p) for p in plans), max(p.shape[1] for p in plans)
-        padded = [F.pad(p, (0, 0, 0, updates - p.shape[1], 0, epochs - len(p))) for p in plans]
-        return cls(torch.stack(padded, 2).to(device))
-
-    def __call__(self, rows: Tensor, epoch: int) -> Tensor:
-        return self.plan[epoch].index_select(1, rows).long()
+def _stacked_plans(plans: Sequence[Tensor], device: torch.device) -> Tensor:
+    """[epochs, updates, N, batch] int16 or int32 of plans [horizon, updates, batch]."""
+    epochs, updates = max(len(p) for p in plans), max(p.shape[1] for p in plans)
+    padded = [F.pad(p, (0, 0, 0, updates - p.shape[1], 0, epochs - len(p))) for p in plans]
+    return torch.stack(padded, 2).to(device)
 
 
 def _minibatches(draw: Draw, batch: int) -> Tensor:
+    """As `TensorFeed` draws them: all epochs of a network from one generator, so they are drawn with the problem."""
     task = draw.task
     generator = torch.Generator().manual_seed(draw.seed)
     shape, examples = (draw.horizon, task.updates_per_epoch, batch), len(task.splits.train)
     small = torch.int16 if examples <= 2**15 else torch.int32
     return torch.randint(examples, shape, generator=generator).to(small)
-
-
-@dataclass(frozen=True, slots=True)
-class HostUniforms:
-    """What the hosts' first weights are made of: `task_learner` seeds torch with the draw's seed."""
-
-    seeds: list[int]
-    device: torch.device
-
-    def __call__(self, rows: Tensor, count: int) -> Tensor:
-        return _uniforms([self.seeds[row] for row in rows.tolist()], count, self.device)
-
-
-@dataclass(frozen=True, slots=True)
-class SeedUniforms:
-    """The same for seeds: `GrowingModel.germinate` seeds torch with the network's seed and the number of the seed."""
-
-    seeds: list[int]
-    device: torch.device
-
-    def __call__(self, rows: Tensor, born: Tensor, count: int) -> Tensor:
-        chosen = zip(rows.tolist(), born.tolist(), strict=True)
-        return _uniforms([self.seeds[row] * 1_000_003 + number for row, number in chosen], count, self.device)
 
 
 def _uniforms(seeds: Sequence[int], count: int, device: torch.device) -> Tensor:

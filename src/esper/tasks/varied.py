@@ -16,7 +16,7 @@ from torch import nn
 from esper.growth.blueprints import Layout, Visibility
 from esper.tasks import varied_data as data
 from esper.tasks.data import Splits
-from esper.tasks.family import Draw, Fact, draw_rng, draw_seed
+from esper.tasks.family import Draw, Fact, dashed, draw_rng, draw_seed
 from esper.tasks.hosts import Conv1dHost, Conv2dHost
 from esper.tasks.registry import Task
 from esper.tasks.text import language_task
@@ -84,7 +84,7 @@ def _convolutional(
     reach = [int(kernel) for kernel in rng.choice(kernels, stages)]
     pools = [int(rng.choice([1, 2])) for _ in range(stages - 1)] + [1]
     make = partial(kind, in_channels=1, widths=wide, kernels=reach, classes=data.CLASSES, pools=pools)
-    facts: Host = {"data": source, "widths": _dashed(wide), "kernels": _dashed(reach), "pools": _dashed(pools)}
+    facts: Host = {"data": source, "widths": dashed(wide), "kernels": dashed(reach), "pools": dashed(pools)}
     return _task(splits, make, stages, rng, updates=(10, 31)), facts
 
 
@@ -115,7 +115,7 @@ def _of_tokens(
     attends = [bool(rng.random() < attention) for _ in range(stages)]
     features = splits.train.x.shape[-1]
     make = partial(TokenHost, features, widths, data.CLASSES, bends, attends, pools=[1] * stages)
-    facts: Host = {"data": source, "widths": _dashed(widths), "bends": _dashed(bends), "attends": _dashed(attends)}
+    facts: Host = {"data": source, "widths": dashed(widths), "bends": dashed(bends), "attends": dashed(attends)}
     return _task(splits, make, stages, rng, updates=(12, 51), visibility="causal"), facts
 
 
@@ -165,7 +165,3 @@ def _task(
 def _between(rng: np.random.Generator, ends: tuple[int, int]) -> int:
     least, most = ends
     return int(rng.integers(least, most + 1))
-
-
-def _dashed(numbers: Sequence[int]) -> str:
-    return "-".join(str(int(number)) for number in numbers)

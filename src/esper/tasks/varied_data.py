@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from esper.tasks.data import Split, Splits
+from esper.tasks.data import Split, Splits, generated_splits
 from esper.tasks.registry import load_task
 
 CLASSES = 10
@@ -43,7 +43,7 @@ def waves(rng: np.random.Generator) -> Splits:
     turns = rng.integers(1, 7, (CLASSES, 3))
     shift, noise = int(rng.choice([1, 8, LENGTH])), rng.uniform(0.2, 1.2)
 
-    def series(labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    def series(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
         when = (np.arange(LENGTH) + rng.integers(0, shift, (len(labels), 1)))[..., None] / LENGTH
         each = strength[labels, None] * np.sin(2 * np.pi * turns[labels, None] * when + phase[labels, None])
         drawn: NDArray[np.float64] = each.sum(-1) + noise * rng.standard_normal((len(labels), LENGTH))
@@ -70,7 +70,7 @@ def signs(rng: np.random.Generator) -> Splits:
     shapes = rng.choice([-1.0, 1.0], (CLASSES, extent, extent))
     room, noise = int(rng.choice([2, size - extent + 1])), rng.uniform(0.1, 0.8)
 
-    def images(labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    def images(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
         drawn = noise * rng.standard_normal((len(labels), 1, size, size))
         top, left = (rng.integers(0, room, len(labels)) for _ in range(2))
         for row in range(extent):
@@ -86,7 +86,7 @@ def clusters(rng: np.random.Generator) -> Splits:
     features, each = int(rng.choice([8, 16, 32, 64])), int(rng.integers(1, 5))
     centres, noise = rng.standard_normal((CLASSES, each, features)), rng.uniform(0.4, 1.4)
 
-    def points(labels: NDArray[np.int64]) -> NDArray[np.float64]:
+    def points(labels: NDArray[np.int64], rng: np.random.Generator) -> NDArray[np.float64]:
         centre = centres[labels, rng.integers(0, each, len(labels))]
         return centre + noise * rng.standard_normal(centre.shape)
 
@@ -124,12 +124,10 @@ def _labelled(points: NDArray[np.float64], labels: NDArray[np.int64]) -> Splits:
     )
 
 
-def _splits(inputs: Callable[[NDArray[np.int64]], NDArray[np.float64]], rng: np.random.Generator) -> Splits:
-    parts = []
-    for count in (int(rng.integers(*TRAIN)), VAL, TEST):
-        labels = rng.permutation(np.arange(count, dtype=np.int64) % CLASSES)
-        parts.append(Split(torch.from_numpy(inputs(labels).astype(np.float32)), torch.from_numpy(labels)))
-    return Splits(*parts)
+def _splits(
+    inputs: Callable[[NDArray[np.int64], np.random.Generator], NDArray[np.float64]], rng: np.random.Generator
+) -> Splits:
+    return generated_splits(inputs, (int(rng.integers(*TRAIN)), VAL, TEST), CLASSES, rng)
 
 
 def write_language(lines: int, seed: int) -> str:

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import astuple, fields
 from itertools import repeat
 
-from esper.telemetry.records import Decision, Episode, EpisodeColumns, Event, Level, SlotState, StepDetails, to_json
-from esper.telemetry.store import RunStore, Statement
+from esper.telemetry.records import Decision, EpisodeColumns, Event, Level, SlotState, StepDetails, to_json
+from esper.telemetry.store import RunStore
 
 
 class RunRecorder:
@@ -21,10 +21,7 @@ class RunRecorder:
 
     def event(self, event: Event) -> None: ...
 
-    def episode(self, episode: Episode) -> None: ...
-
-    def episodes(self, episodes: EpisodeColumns) -> None:
-        """Many at once, of a rollout that is too large for a record of each."""
+    def episodes(self, episodes: EpisodeColumns) -> None: ...
 
     def decision(self, decision: Decision) -> None: ...
 
@@ -67,22 +64,14 @@ class StoreRecorder(RunRecorder):
         where = (e.arm, _int(e.env), _int(e.epoch), e.slot, _int(e.seed))
         self.store.add((_EVENT, [(e.time, e.kind, e.severity, e.update, *where, e.message, to_json(e.data))]))
 
-    def episode(self, episode: Episode) -> None:
-        e = episode
-        key = (int(e.update), e.arm, int(e.env))
-        results = (float(e.episode_return), float(e.score), float(e.accuracy))
-        sizes = (int(e.parameters), int(e.host_parameters), int(e.length))
-        row = (*key, int(e.draw), *results, *sizes, e.governor)
-        self.store.add((_EPISODE, [row]), _by_term(_EPISODE_REWARD, key, e.rewards))
-
     def episodes(self, episodes: EpisodeColumns) -> None:
-        e = episodes
-        key = (repeat(int(e.update)), repeat(e.arm), range(len(e)))
-        results, sizes = (e.episode_return, e.score, e.accuracy), (e.parameters, e.host_parameters, e.length)
-        rows = list(zip(*key, e.draw, *results, *sizes, e.governor, strict=False))
+        e, update = episodes, int(episodes.update)
+        results = (map(float, column) for column in (e.episode_return, e.score, e.accuracy))
+        draw, *sizes = (map(int, column) for column in (e.draw, e.parameters, e.host_parameters, e.length))
+        rows = zip(repeat(update), repeat(e.arm), range(len(e)), draw, *results, *sizes, e.governor, strict=False)
         by_term = enumerate([zip(e.terms, row, strict=True) for row in e.rewards])
-        rewards = [(e.update, e.arm, env, term, value) for env, row in by_term for term, value in row]
-        self.store.add((_EPISODE, rows), (_EPISODE_REWARD, rewards))
+        rewards = [(update, e.arm, env, term, float(value)) for env, row in by_term for term, value in row]
+        self.store.add((_EPISODE, list(rows)), (_EPISODE_REWARD, rewards))
 
     def decision(self, decision: Decision) -> None:
         d, p = decision, decision.probabilities
@@ -92,17 +81,14 @@ class StoreRecorder(RunRecorder):
         rewards = d.rewards if self.level is Level.DETAILED else {}
         row = (*key, *what, *numbers, bool(d.changed), d.message, _float(d.accuracy), _int(d.parameters))
         details = [] if d.details is None else [(*key, *_as_json(d.details))]
-        self.store.add((_DECISION, [row]), (_DETAILS, details), _by_term(_STEP_REWARD, key, rewards))
+        by_term = [(*key, term, float(value)) for term, value in rewards.items()]
+        self.store.add((_DECISION, [row]), (_DETAILS, details), (_STEP_REWARD, by_term))
 
     def flush(self) -> None:
         self.store.flush()
 
     def close(self) -> None:
         self.store.close()
-
-
-def _by_term(sql: str, key: tuple[object, ...], rewards: Mapping[str, float]) -> Statement:
-    return sql, [(*key, term, float(value)) for term, value in rewards.items()]
 
 
 def _as_json(details: StepDetails) -> tuple[str, str | None]:
@@ -155,9 +141,6 @@ class FanOut(RunRecorder):
 
     def event(self, event: Event) -> None:
         self._pass_on("event", event)
-
-    def episode(self, episode: Episode) -> None:
-        self._pass_on("episode", episode)
 
     def episodes(self, episodes: EpisodeColumns) -> None:
         self._pass_on("episodes", episodes)

@@ -1,4 +1,4 @@
-"""What can be recorded: an episode, a decision, an event. Plain records, without any idea of where they go."""
+"""What can be recorded: episodes, a decision, an event. Plain records, without any idea of where they go."""
 
 from __future__ import annotations
 
@@ -28,47 +28,29 @@ class Level(IntEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Episode:
-    """One finished episode."""
-
-    update: int
-    """The update whose rollout it was part of, counted from 1; for an evaluation, the last update before it."""
-    env: int
-    draw: int
-    """Number of the problem in its family."""
-    episode_return: float
-    """Sum of its rewards, not discounted."""
-    score: float
-    """Accuracy minus rent, in points: what controllers are judged by."""
-    accuracy: float
-    """Of what is kept, in percent."""
-    parameters: int
-    host_parameters: int
-    length: int
-    """Epochs that it lasted."""
-    governor: str | None = None
-    """Why the governor ended it, if it did."""
-    rewards: Mapping[str, float] = field(default_factory=dict)
-    """Sum over the episode by term of the reward."""
-    arm: str = TRAIN
-
-
-@dataclass(frozen=True, slots=True)
 class EpisodeColumns:
-    """Many finished episodes of one rollout: the fields of `Episode` as columns, `env` counts from 0."""
+    """Finished episodes of one rollout, in the order of its environments, which are counted from 0."""
 
     update: int
+    """The update whose rollout they were part of, counted from 1; for an evaluation, the last update before it."""
     draw: Sequence[int]
+    """Number of the problem in its family."""
     episode_return: Sequence[float]
+    """Sum of its rewards, not discounted."""
     score: Sequence[float]
+    """Accuracy minus rent, in points: what controllers are judged by."""
     accuracy: Sequence[float]
+    """Of what is kept, in percent."""
     parameters: Sequence[int]
     host_parameters: Sequence[int]
     length: Sequence[int]
+    """Epochs that it lasted."""
     governor: Sequence[str | None]
-    terms: Sequence[str]
-    rewards: Sequence[Sequence[float]]
-    """[N][terms]"""
+    """Why the governor ended it, if it did."""
+    terms: Sequence[str] = ()
+    """Of the reward."""
+    rewards: Sequence[Sequence[float]] = ()
+    """[N][terms] summed over the episode."""
     arm: str = TRAIN
 
     def __len__(self) -> int:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from esper.telemetry.recorder import RunRecorder
-from esper.telemetry.records import Episode, EpisodeColumns, Event
+from esper.telemetry.records import EpisodeColumns, Event
 
 MEANS = ("episode_return", "score", "accuracy", "parameters", "length")
 """Of an episode: what is averaged over the episodes of an update."""
@@ -41,16 +41,10 @@ class ScalarSink(RunRecorder):
         self._results: dict[tuple[int, str], dict[str, list[float]]] = {}
         """By update and arm: the columns of `MEANS`."""
 
-    def episode(self, episode: Episode) -> None:
-        for name, column in self._of(episode.update, episode.arm).items():
-            column.append(getattr(episode, name))
-
     def episodes(self, episodes: EpisodeColumns) -> None:
-        for name, column in self._of(episodes.update, episodes.arm).items():
+        columns = self._results.setdefault((episodes.update, episodes.arm), {name: [] for name in MEANS})
+        for name, column in columns.items():
             column += getattr(episodes, name)
-
-    def _of(self, update: int, arm: str) -> dict[str, list[float]]:
-        return self._results.setdefault((update, arm), {name: [] for name in MEANS})
 
     def with_means(self, update: int, values: Mapping[str, float]) -> dict[str, float]:
         """Also the means over the episodes of `update`; what is older is forgotten, so that nothing piles up."""

@@ -37,8 +37,10 @@ def sample(draws: Tensor, count: int = EPISODES_IN_FULL) -> Tensor:
     return mixed.argsort(stable=True)[:count].sort().values
 
 
-def episode_columns(episodes: Episodes, facts: Facts, update: int, arm: str) -> EpisodeColumns:
-    """A row of every episode."""
+def episode_columns(
+    episodes: Episodes, facts: Facts, governor: Sequence[str | None], update: int, arm: str
+) -> EpisodeColumns:
+    """A row of every episode; `governor` says why it was ended, if it was."""
     epoch, rewards = facts.steps.epoch, facts.rewards()
     return EpisodeColumns(
         update=update,
@@ -49,15 +51,15 @@ def episode_columns(episodes: Episodes, facts: Facts, update: int, arm: str) -> 
         parameters=facts.at_the_end(facts.steps.parameters).long().tolist(),
         host_parameters=facts.host_parameters.long().tolist(),
         length=facts.lengths.tolist(),
-        governor=_verdicts(facts),
+        governor=governor,
         terms=TERMS,
         rewards=rewards.tolist(),
         arm=arm,
     )
 
 
-def _verdicts(facts: Facts) -> list[str | None]:
-    """Why the governor ended an episode; few are."""
+def verdicts(facts: Facts) -> list[str | None]:
+    """Why the governor ended an episode, as far as columns say; few are."""
     epoch = facts.steps.epoch
     fault = facts.at_the_end(epoch.fault)
     said: list[str | None] = [None] * len(fault)

@@ -34,7 +34,9 @@ def make_controller(name: str) -> ColumnController:
     if name in RULES:
         return RULES[name]()
     if name in shipped_names():
-        return _shipped(name)
+        shipped = LearnedController.load(shipped_path(name))
+        shipped.name = name
+        return shipped
     path = Path(name)
     if path.suffix == ".safetensors" or path.is_dir():
         return LearnedController.load(policy_file(name))
@@ -60,12 +62,6 @@ def as_controller(given: str | Path | Controller) -> Controller:
             f"{given!r:.60}"
         )
     return given
-
-
-def _shipped(name: str) -> ColumnController:
-    controller = LearnedController.load(shipped_path(name))
-    controller.name = name
-    return controller
 
 
 def _read_rule(path: Path) -> ColumnController:

@@ -9,9 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import socket
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from importlib import import_module
 from typing import Any
 
@@ -19,6 +17,7 @@ from esper.errors import first_line
 from esper.telemetry.sinks import PackageMissingError
 from esper.training.cluster_members import ActorKind, ClusterError, Members
 from esper.training.cluster_pool import RayPool
+from esper.training.interrupt import handled
 
 CONNECT_SECONDS = 5.0
 
@@ -70,7 +69,8 @@ def _connect(ray: Any, address: str) -> None:
         _check_that_it_answers(address)
     _silence()
     try:
-        with _keeping_signals():
+        # Ray takes SIGTERM for itself; a command stops at the end of an update instead, and keeps what it has.
+        with handled(signal.getsignal(signal.SIGTERM), [signal.SIGTERM]):
             ray.init(address, log_to_driver=False, logging_level="ERROR")
     except (ConnectionError, RuntimeError, ValueError, TimeoutError, AssertionError) as error:
         if address == "auto":
@@ -99,16 +99,3 @@ def _silence() -> None:
     """Ray prints pages about lost nodes to the standard output, which may be JSON; the lines here say the same."""
     worker: Any = import_module("ray._private.worker")
     worker.print_to_stdstream = lambda *given, **named: None
-
-
-@contextmanager
-def _keeping_signals() -> Iterator[None]:
-    """Ray takes SIGTERM for itself; a command stops at the end of an update instead, and keeps what it has."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)

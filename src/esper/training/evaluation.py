@@ -17,7 +17,6 @@ from functools import partial
 import torch
 
 from esper.config import EngineName
-from esper.engine.measure import gather
 from esper.env.growth_env import GrowthEnv
 from esper.env.rent import RENT_RATE
 from esper.env.stacked_env import StackedEnv
@@ -28,7 +27,7 @@ from esper.tasks.family import Family, get_family
 from esper.training.catalogue import make_controller
 from esper.training.engines import make_env, parts_of, per_network, stack_size
 from esper.training.pools import Executor, run_each
-from esper.training.results import EpisodeResult, Results, result_of_learner, results_of_stacks
+from esper.training.results import EpisodeResult, Results, results_of_learners, results_of_stacks
 from esper.training.workers import Processes
 
 EAGER_BATCH = 4
@@ -142,18 +141,11 @@ def run_job(job: Job, device: torch.device | str = "cpu", stop: Callable[[], boo
     episodes, env = job.play(device, stop)
     with one_thread():
         if isinstance(env, StackedEnv):
-            share = partial(_share, started, len(job.draws))
-            return results_of_stacks(episodes, env.engine, share, rent=job.rent)
-        records = [[info.record for info in row] for row in episodes.reports]
-        tests, validations = env.evaluate_test(), gather([learner.evaluate() for learner in env.learners])
-        rows = zip(job.draws, env.draws, env.learners, records, tests, validations, strict=True)
-        seconds = _share(started, len(job.draws))
-        return [result_of_learner(*row, rent=job.rent, seconds=seconds) for row in rows]
-
-
-def _share(started: float, networks: int) -> float:
-    """Seconds of each network, if all took the same."""
-    return (time.perf_counter() - started) / networks
+            results = results_of_stacks(episodes, env.engine, job.rent)
+        else:
+            results = results_of_learners(episodes, env, job.rent)
+    seconds = (time.perf_counter() - started) / len(results)
+    return [replace(result, seconds=seconds) for result in results]
 
 
 @contextmanager

@@ -27,11 +27,7 @@ from esper.agent.policies import unpack_policy
 from esper.agent.removals import without_costly_removals
 from esper.config import EngineName
 from esper.engine.gc_control import collect_garbage, deferred_gc
-from esper.engine.precision import Precision
 from esper.env.growth_env import GrowthEnv
-from esper.env.rent import RENT_RATE
-from esper.env.rents import Rent
-from esper.env.reward import RewardConfig
 from esper.env.situation import Situation, world_of
 from esper.env.spaces import ActionMasks, Observation
 from esper.env.stacked_env import StackedEnv
@@ -144,19 +140,14 @@ class Fleet:
         family: BoundedFamily,
         size: int,
         *,
-        reward: RewardConfig,
-        slots: int,
         device: str = "cpu",
         workers: int = 1,
         engine: EngineName | None = None,
-        precision: Precision = Precision.FP32,
-        compiled: bool = False,
-        rent: Rent = RENT_RATE,
         executor: Executor | None = None,
+        **settings: Any,
     ) -> None:
         """`engine`: None is the per-network one of the device. `executor` plays in place of `workers` processes of this
-        machine; `device` is that of whoever plays."""
-        here = Processes(workers)
+        machine; `device` is that of whoever plays. `settings` are the environments'."""
         engine = engine or per_network(device)
         on_cpu = torch.device(device).type == "cpu"
         self._family, self._stacked, self._on_cpu = family, engine == "stacked", on_cpu
@@ -167,11 +158,9 @@ class Fleet:
         if on_cpu or not self._stacked:
             workers = min(workers, -(-size // self._together))  # no more than there are jobs
         local = executor is None and (workers == 1 or not (on_cpu or self._stacked))
-        settings: dict[str, Any] = {"reward": reward, "slots": slots, "precision": precision}
-        settings |= {"compiled": compiled, "rent": rent}
         sharing = 0 if local else workers + 1 if executor is None else 1  # an actor of a cluster has its own GPU
         player = PolicyPlayer(family, engine, device, sharing=sharing, **settings)
-        self._pool = (InProcess() if local else executor or here).pool(player, workers)
+        self._pool = InProcess(player) if local else (executor or Processes(workers)).pool(player, workers)
         self._timers = PhaseTimers()
         self._took: dict[str, float] = {}
         """Seconds of each job of the last rollout, by name."""

@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 import signal
 import threading
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from types import FrameType
+from typing import Any
 
 ENDING = (signal.SIGTERM, signal.SIGHUP)
 INTERRUPTED = 130
@@ -54,19 +55,13 @@ class Ending:
 def ended_by_signals() -> Iterator[Ending]:
     """SIGTERM and SIGHUP interrupt the command inside, as Ctrl-C does. What is ignored (`nohup`) stays ignored."""
     ending = Ending()
-    if threading.current_thread() is not threading.main_thread():  # only the main thread may handle signals
-        yield ending
-        return
-    with _handled(ending, (number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN)):
+    with handled(ending, (number for number in ENDING if signal.getsignal(number) is not signal.SIG_IGN)):
         yield ending
 
 
 @contextmanager
 def interruptible() -> Iterator[Interrupt]:
     interrupt = Interrupt()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupt
-        return
     commands = {number: handler for number in ENDING if isinstance(handler := signal.getsignal(number), Ending)}
 
     def note(number: int, frame: FrameType | None) -> None:
@@ -78,7 +73,7 @@ def interruptible() -> Iterator[Interrupt]:
         if number == signal.SIGINT:
             _announce()
 
-    with _handled(note, (signal.SIGINT, *commands)):
+    with handled(note, (signal.SIGINT, *commands)):
         yield interrupt
 
 
@@ -90,8 +85,11 @@ def _announce() -> None:
 
 
 @contextmanager
-def _handled(handler: Callable[[int, FrameType | None], None], numbers: Iterable[signal.Signals]) -> Iterator[None]:
-    """Within, these signals have this handler."""
+def handled(handler: Any, numbers: Iterable[signal.Signals]) -> Iterator[None]:
+    """Within, these signals have this handler, as `signal.signal` takes it; only the main thread may handle any."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     previous = {number: signal.signal(number, handler) for number in numbers}
     try:
         yield

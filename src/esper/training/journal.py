@@ -6,28 +6,33 @@ Of a rollout of at most `BULK` episodes every step is recorded; of a larger one 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from statistics import fmean
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from esper.actions import HEAD_NAMES, HEADS_USED
+from esper.actions import BLENDS, HEAD_NAMES, HEADS_USED, Op
 from esper.env.reward.config import TERMS
 from esper.env.reward.reward import shaping_share
 from esper.env.steps import StepInfo
-from esper.lifecycle import Stage
+from esper.growth.blueprints import blueprint_names
+from esper.lifecycle import Contrast, Stage
+from esper.policy.distribution import FactoredPolicy
 from esper.rollout.episodes import Episodes
-from esper.rollout.facts import Facts
-from esper.rollout.render import render, reports_of
+from esper.rollout.render import reports_of
 from esper.telemetry.recorder import RunRecorder
-from esper.telemetry.records import TRAIN, Decision, Episode, Event, StepDetails
-from esper.training.bulk import BULK, counts, episode_columns, sample
-from esper.training.choices import Explain, PolicyTable, details_of
+from esper.telemetry.records import TRAIN, Decision, Event, SlotState, StepDetails
+from esper.training.bulk import BULK, counts, episode_columns, sample, verdicts
+
+Explain = Callable[[Episodes], FactoredPolicy]
+"""The distributions of the policy that played some episodes: `PPOAgent.policy_of`."""
+Choices = Mapping[str, Mapping[str, float | None]]
 
 DETAILED = 16
-"""Episodes of a rollout that is recorded in full whose slots and choices are recorded, too: about 200 bytes a step."""
+"""Episodes of a rollout whose slots and choices are recorded, too: about 200 bytes a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,38 +59,22 @@ class RolloutSummary:
 
     @classmethod
     def of(cls, episodes: Episodes) -> RolloutSummary:
-        if not episodes.reports and episodes.facts is not None:
-            return cls.of_facts(episodes, episodes.facts)
-        lasts = [row[-1] for row in episodes.reports]
-        return cls(
-            draws=tuple(episodes.draw.tolist()),
-            returns=[sum(info.reward.total for info in row) for row in episodes.reports],
-            shaping_share=_shaping_share([info.reward.terms for row in episodes.reports for info in row]),
-            scores=[info.reward.score or 0.0 for info in lasts],
-            accuracies=[info.record.measured.accuracy for info in lasts],
-            growth=[info.parameters / info.host_parameters for info in lasts],
-            steps=episodes.steps,
-            lifecycle=Counter(t.target for row in episodes.reports for info in row for t in info.record.transitions),
-            governed=sum(info.record.verdict is not None for info in lasts),
-            stages=_by_slot([info.record.stages for info in lasts]),
-            terms=_mean_terms(episodes.reports),
-        )
-
-    @classmethod
-    def of_facts(cls, episodes: Episodes, facts: Facts) -> RolloutSummary:
-        """The same from columns."""
-        growth = facts.at_the_end(facts.steps.parameters) / facts.host_parameters
+        facts = episodes.facts
+        assert facts is not None
+        steps = facts.steps
+        slots = torch.tensor([len(paths) for paths in facts.paths], device=facts.host.device)[facts.host]  # [N]
+        ended_in = facts.at_the_end(steps.epoch.stage)  # [N, S]
         return cls(
             draws=tuple(episodes.draw.tolist()),
             returns=facts.rewards().sum(1).tolist(),
-            shaping_share=shaping_share(facts.steps.reward.terms[facts.played]).mean().item(),
-            scores=facts.at_the_end(facts.steps.reward.score).nan_to_num(0.0).tolist(),
-            accuracies=facts.at_the_end(facts.steps.epoch.accuracy).tolist(),
-            growth=growth.tolist(),
+            shaping_share=shaping_share(steps.reward.terms[facts.played]).mean().item(),
+            scores=facts.at_the_end(steps.reward.score).nan_to_num(0.0).tolist(),
+            accuracies=facts.at_the_end(steps.epoch.accuracy).tolist(),
+            growth=(facts.at_the_end(steps.parameters) / facts.host_parameters).tolist(),
             steps=episodes.steps,
             lifecycle=Counter(dict(zip(Stage, facts.entered().tolist(), strict=True))),
-            governed=int((facts.at_the_end(facts.steps.epoch.fault) >= 0).sum()),
-            stages=tuple(_counted(column) for column in facts.at_the_end(facts.steps.epoch.stage).T),
+            governed=int((facts.at_the_end(steps.epoch.fault) >= 0).sum()),
+            stages=tuple(Counter(map(Stage, ended_in[slots > i, i].tolist())) for i in range(ended_in.shape[1])),
             terms=dict(zip(TERMS, facts.rewards().mean(0).tolist(), strict=True)),
         )
 
@@ -105,25 +94,6 @@ class RolloutSummary:
         }
 
 
-def _by_slot(rows: Sequence[Sequence[Stage]]) -> tuple[Counter[Stage], ...]:
-    most = max(map(len, rows), default=0)
-    return tuple(Counter(row[slot] for row in rows if slot < len(row)) for slot in range(most))
-
-
-def _counted(column: Tensor) -> Counter[Stage]:
-    """[N] of one slot; a network without that slot counts as one whose slot is empty."""
-    return Counter({Stage(code): n for code, n in enumerate(torch.bincount(column.clamp(min=0)).tolist()) if n})
-
-
-def _shaping_share(steps: Sequence[Mapping[str, float]]) -> float:
-    """Of steps that are records."""
-    return (
-        shaping_share(torch.tensor([[terms[name] for name in TERMS] for terms in steps], dtype=torch.float64))
-        .mean()
-        .item()
-    )
-
-
 class Journal:
     """Writes rollouts of one update to the recorder."""
 
@@ -133,26 +103,23 @@ class Journal:
 
     def note(self, episodes: Episodes, values: Tensor | None = None) -> RolloutSummary:
         """Record the episodes; `values` [N, T] in reward units."""
-        if len(episodes) > BULK and episodes.facts is not None:
-            return self._note_in_bulk(episodes, episodes.facts, values)
-        reports, detailed = reports_of(episodes), sample(episodes.draw, DETAILED)
-        table = None if self.explain is None else PolicyTable(self.explain(episodes.select(detailed)))
-        rows = {row: i for i, row in enumerate(detailed.tolist())}
-        self._steps(episodes, reports, range(len(episodes)), values, detailed=rows, table=table)
-        return RolloutSummary.of(episodes)
-
-    def _note_in_bulk(self, episodes: Episodes, facts: Facts, values: Tensor | None) -> RolloutSummary:
-        rows = sample(episodes.draw)
+        facts, in_bulk = episodes.facts, len(episodes) > BULK
+        assert facts is not None  # as every environment of growing networks gives them
+        rows = sample(episodes.draw) if in_bulk else torch.arange(len(episodes), device=episodes.draw.device)
         chosen = episodes.select(rows)
-        reports = chosen.reports or render(facts, rows)
-        values = None if values is None else values[rows.to(values.device)]
-        table = None if self.explain is None else PolicyTable(self.explain(chosen))
-        self._steps(chosen, reports, rows.tolist(), values, with_episodes=False, table=table)
-        self.recorder.episodes(episode_columns(episodes, facts, self.update, self.arm))
-        found = counts(episodes, facts) | {"sampled_episodes": float(len(rows))}
-        prefix = "" if self.arm == TRAIN else f"{self.arm}/"
-        self.recorder.metrics(self.update, {prefix + name: value for name, value in found.items()})
-        return RolloutSummary.of_facts(episodes, facts)
+        reports, expected = reports_of(chosen), None if values is None else values[rows.to(values.device)]
+        self._steps(chosen, reports, rows.tolist(), expected)
+        if in_bulk:
+            governor = verdicts(facts)
+        else:  # in the governor's own words
+            last = [row[-1].record.verdict for row in reports]
+            governor = [None if verdict is None else verdict.message for verdict in last]
+        self.recorder.episodes(episode_columns(episodes, facts, governor, self.update, self.arm))
+        if in_bulk:
+            found = counts(episodes, facts) | {"sampled_episodes": float(len(rows))}
+            prefix = "" if self.arm == TRAIN else f"{self.arm}/"
+            self.recorder.metrics(self.update, {prefix + name: value for name, value in found.items()})
+        return RolloutSummary.of(episodes)
 
     def _steps(
         self,
@@ -160,32 +127,28 @@ class Journal:
         reports: Sequence[Sequence[StepInfo]],
         envs: Sequence[int],
         values: Tensor | None,
-        *,
-        with_episodes: bool = True,
-        detailed: Mapping[int, int] | None = None,
-        table: PolicyTable | None = None,
     ) -> None:
-        """Every step of the episodes, the first steps first; `envs` are their numbers in the rollout. `detailed` are
-        the rows whose slots and choices are recorded, with their rows in the `table`; None is all of them."""
+        """Every step of the episodes, the first steps first; `envs` are their numbers in the rollout."""
+        detailed = sample(episodes.draw, DETAILED)
+        table = None if self.explain is None else PolicyTable(self.explain(episodes.select(detailed)))
+        row_of_table = {row: i for i, row in enumerate(detailed.tolist())}
         probabilities = None if episodes.log_prob is None else episodes.log_prob.exp().tolist()
         expected = None if values is None else values.tolist()
-        draws = episodes.draw.tolist()
         for step in range(episodes.reward.shape[1]):
             for i, (env, row) in enumerate(zip(envs, reports, strict=True)):
                 if step >= len(row):
                     continue
-                chosen = () if probabilities is None else probabilities[i][step]
-                at = i if detailed is None else detailed.get(i)
+                details = None
+                if (at := row_of_table.get(i)) is not None:
+                    details = details_of(row[step], {} if table is None else table.choices(at, step, row[step]))
                 self._decision(
                     env,
                     row[step],
-                    chosen,
+                    () if probabilities is None else probabilities[i][step],
                     None if expected is None else expected[i][step],
-                    None if at is None else _details(row[step], table, at, step),
+                    details,
                 )
                 self._events(env, row[step])
-                if with_episodes and step == len(row) - 1:
-                    self._episode(env, draws[i], row)
 
     def _decision(
         self,
@@ -244,38 +207,44 @@ class Journal:
                 )
             )
 
-    def _episode(self, env: int, draw: int, row: Sequence[StepInfo]) -> None:
-        info, terms = row[-1], Counter[str]()
-        for one in row:
-            terms.update(one.reward.terms)
-        verdict = info.record.verdict
-        self.recorder.episode(
-            Episode(
-                update=self.update,
-                env=env,
-                draw=draw,
-                episode_return=sum(one.reward.total for one in row),
-                score=info.reward.score or 0.0,
-                accuracy=info.record.measured.accuracy,
-                parameters=info.parameters,
-                host_parameters=info.host_parameters,
-                length=len(row),
-                governor=None if verdict is None else verdict.message,
-                rewards=dict(terms),
-                arm=self.arm,
-            )
-        )
+
+# -- what a policy could have chosen: for people who ask why a decision was made ---------------------------------------
 
 
-def _details(info: StepInfo, table: PolicyTable | None, row: int, step: int) -> StepDetails:
-    action = info.record.effect.action
-    return details_of(info, {} if table is None else table.choices(row, step, action, info.slots))
+class PolicyTable:
+    """Probabilities of episodes whose steps were played through the policy once more, as lists: one transfer from a
+    GPU."""
+
+    def __init__(self, policy: FactoredPolicy) -> None:
+        heads = ("op", "slot", "blueprint", "blend")
+        self._p: dict[str, Any] = {head: getattr(policy, head).exp().tolist() for head in heads}
+        self._legal: dict[str, Any] = {head: getattr(policy.masks, head).tolist() for head in heads}
+
+    def choices(self, row: int, step: int, info: StepInfo) -> Choices:
+        """Of one step, along the decision: slots for its operation, blueprints and blends for its slot."""
+        action = info.record.effect.action
+        names = {"op": [op.name for op in Op], "slot": info.slots, "blueprint": blueprint_names(), "blend": BLENDS}
+        along = {"op": (), "slot": (int(action.op),), "blueprint": (action.slot or 0,), "blend": (action.slot or 0,)}
+        found: dict[str, Mapping[str, float | None]] = {}
+        for head in names:
+            if head in HEADS_USED[action.op]:
+                p, legal = self._p[head][row][step], self._legal[head][row][step]
+                for index in along[head]:
+                    p, legal = p[index], legal[index]
+                # There may be padding after the names.
+                found[head] = {name: p[i] if legal[i] else None for i, name in enumerate(names[head])}
+        return found
 
 
-def _mean_terms(reports: Sequence[Sequence[StepInfo]]) -> dict[str, float]:
-    """As metrics of an update, curves over thousands of updates are read at once."""
-    terms = Counter[str]()
-    for row in reports:
-        for info in row:
-            terms.update(info.reward.terms)
-    return {term: total / len(reports) for term, total in terms.items()}
+def details_of(info: StepInfo, choices: Choices) -> StepDetails:
+    """What a step showed of each slot, with what could have been chosen."""
+    record, measured = info.record, info.record.measured
+    slots = []
+    for i, (path, stage, alpha) in enumerate(zip(info.slots, record.stages, record.alphas, strict=True)):
+        worth = (*_points(measured.contributions.get(i)), *_points(measured.shadow_benefits.get(i)))
+        slots.append(SlotState(path, stage.name, alpha, *worth))
+    return StepDetails(slots, choices)
+
+
+def _points(contrast: Contrast | None) -> tuple[float | None, float | None]:
+    return (None, None) if contrast is None else (contrast.accuracy, contrast.error)

@@ -42,14 +42,9 @@ class Executor(Protocol):
         ...
 
 
-class InProcess:
+class InProcess(Pool):
     """One job after the other, in this process."""
 
-    def pool(self, function: Callable[[Any], Any], jobs: int) -> Pool:
-        return _InProcessPool(function)
-
-
-class _InProcessPool(Pool):
     def __init__(self, function: Callable[[Any], Any]) -> None:
         self._function = function
 

@@ -5,7 +5,7 @@ Both ways give the same numbers for the same episode, but for rounding; what the
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,9 +13,9 @@ import torch
 
 from esper.actions import BLENDS, Op
 from esper.engine.eager import EpochRecord
-from esper.engine.learner import Learner
-from esper.engine.measure import Evaluation
+from esper.engine.measure import gather
 from esper.engine.stacked.engine import StackedEngine
+from esper.env.growth_env import GrowthEnv
 from esper.env.rent import score
 from esper.growth.blueprints import SlotShape, blueprint_names
 from esper.growth.costs import flops_per_example, seed_flops
@@ -23,7 +23,6 @@ from esper.growth.randomness import preserved_rng
 from esper.lifecycle import IN_FORWARD, Stage
 from esper.rollout.episodes import Episodes
 from esper.rollout.render import reports_of
-from esper.tasks.family import Draw
 from esper.tasks.problems import Problems
 from esper.tasks.stacking import plain_host, slot_shapes
 
@@ -75,7 +74,7 @@ class EpisodeResult:
     """Why the governor ended the episode; None if it ran to its horizon."""
     host_widths: tuple[int, ...] | None
     """For hosts that can be built wider."""
-    seconds: float
+    seconds: float = 0.0
     """Its share of the wall time of the batch that it ran in."""
 
 
@@ -83,103 +82,102 @@ Results = dict[str, dict[int, EpisodeResult]]
 """By label (a controller's, a control's), then by draw."""
 
 
-def result_of_learner(
-    number: int,
-    draw: Draw,
-    learner: Learner,
-    records: list[EpochRecord],
-    test: Evaluation,
-    validation: Evaluation,
-    *,
-    rent: float,
-    seconds: float,
-) -> EpisodeResult:
-    model, task = learner.model, draw.task
-    example = task.splits.train.x[:2]
-    flops = flops_per_example(model, example)
-    acting = [(slot, slot.seed) for slot in model.joined if slot.seed is not None]
-    kept = tuple(KeptSeed(slot.path, seed.blueprint, seed.blend, slot.shape) for slot, seed in acting)
-    parameters = model.acting_parameters
-    host_flops = flops - sum(seed_flops(seed.blueprint, seed.shape, seed.blend) for seed in kept)
-    per_epoch = min(task.batch_size, len(task.splits.train)) * task.updates_per_epoch
-    verdict = records[-1].verdict
-    config = getattr(model.host, "config", {})
-    return EpisodeResult(
-        number=number,
-        facts=dict(draw.facts),
-        test_accuracy=test.accuracy,
-        val_accuracy=validation.accuracy,
-        score=score(test.accuracy, parameters, model.host_parameters, rent),
-        parameters=parameters,
-        host_parameters=model.host_parameters,
-        flops=flops,
-        host_flops=host_flops,
-        training_flops=training_flops(records, host_flops, [slot.shape for slot in model.slots], per_epoch),
-        examples=per_epoch * len(records),
-        epochs=len(records),
-        horizon=draw.horizon,
-        kept=kept,
-        unfinished=sum(slot.life.stage is not Stage.FOSSILIZED for slot, _ in acting),
-        planted=model.lifecycle.born,
-        governor=None if verdict is None else verdict.message,
-        host_widths=tuple(config["widths"]) if "widths" in config else None,
-        seconds=seconds,
-    )
+def results_of_learners(episodes: Episodes, env: GrowthEnv, rent: float) -> list[EpisodeResult]:
+    """Of the episodes that an environment has just played, network by network."""
+    found = []
+    tests, validations = env.evaluate_test(), gather([learner.evaluate() for learner in env.learners])
+    numbers = episodes.draw.tolist()
+    rows = zip(numbers, env.draws, env.learners, episodes.reports, tests, validations, strict=True)
+    for number, draw, learner, row, test, validation in rows:
+        model, task = learner.model, draw.task
+        acting = [(slot, slot.seed) for slot in model.joined if slot.seed is not None]
+        kept = tuple(KeptSeed(slot.path, seed.blueprint, seed.blend, slot.shape) for slot, seed in acting)
+        config = getattr(model.host, "config", {})
+        found.append(
+            _result(
+                [info.record for info in row],
+                kept,
+                [slot.shape for slot in model.slots],
+                rent,
+                host_flops=flops_per_example(model, task.splits.train.x[:2]) - _flops_of(kept),
+                per_epoch=min(task.batch_size, len(task.splits.train)) * task.updates_per_epoch,
+                number=number,
+                facts=dict(draw.facts),
+                test_accuracy=test.accuracy,
+                val_accuracy=validation.accuracy,
+                parameters=model.acting_parameters,
+                host_parameters=model.host_parameters,
+                horizon=draw.horizon,
+                unfinished=sum(slot.life.stage is not Stage.FOSSILIZED for slot, _ in acting),
+                planted=model.lifecycle.born,
+                host_widths=tuple(config["widths"]) if "widths" in config else None,
+            )
+        )
+    return found
 
 
-def results_of_stacks(
-    episodes: Episodes, engine: StackedEngine, seconds: Callable[[], float], *, rent: float
-) -> list[EpisodeResult]:
-    """Of the episodes that an engine has just trained; `seconds` is the share of each, asked for at the end."""
+def results_of_stacks(episodes: Episodes, engine: StackedEngine, rent: float) -> list[EpisodeResult]:
+    """Of the episodes that an engine has just trained."""
     tests, reports, draws = engine.evaluate_test()[0].tolist(), reports_of(episodes), episodes.draw.tolist()
     stages, alphas, kinds, blends, sizes = (
         getattr(engine.columns, name).tolist() for name in ("stage", "alpha", "blueprint", "blend", "size")
     )
     planted, hosts = engine.born.tolist(), engine.host_parameters.long().tolist()
-    names, share, found = blueprint_names(), seconds(), {}
+    names, found = blueprint_names(), {}
     for stack, places in zip(engine.stacks, engine.places, strict=True):
+        problems = stack.problems
         for row, at in enumerate(places.tolist()):
-            shapes = slot_shapes(stack.problems, row)
+            shapes, records = slot_shapes(problems, row), [info.record for info in reports[at]]
             acting = [i for i in range(stack.slots) if Stage(stages[at][i]) in IN_FORWARD and alphas[at][i] > 0.0]
             kept = [KeptSeed(f"stages.{i}", names[kinds[at][i]], BLENDS[blends[at][i]], shapes[i]) for i in acting]
-            found[at] = _result_of_row(
-                stack.problems,
-                row,
-                [info.record for info in reports[at]],
+            found[at] = _result(
+                records,
                 tuple(kept),
+                shapes,
                 rent,
+                host_flops=_host_flops(problems, row),
+                per_epoch=problems.form.batch_size * int(problems.updates[row]),
                 number=draws[at],
+                facts=dict(problems.facts[row]) if problems.facts else {},
                 test_accuracy=tests[at],
+                val_accuracy=records[-1].measured.accuracy,
                 parameters=hosts[at] + sum(int(sizes[at][i]) for i in acting),
                 host_parameters=hosts[at],
+                horizon=int(problems.horizon[row]),
                 unfinished=sum(Stage(stages[at][i]) is not Stage.FOSSILIZED for i in acting),
                 planted=planted[at],
-                seconds=share,
+                host_widths=tuple(problems.widths[row].tolist()),
             )
     return [found[at] for at in range(len(draws))]
 
 
-def _result_of_row(
-    problems: Problems, row: int, records: list[EpochRecord], kept: tuple[KeptSeed, ...], rent: float, **known: Any
+def _result(
+    records: Sequence[EpochRecord],
+    kept: tuple[KeptSeed, ...],
+    shapes: Sequence[SlotShape],
+    rent: float,
+    *,
+    host_flops: int,
+    per_epoch: int,
+    **known: Any,
 ) -> EpisodeResult:
-    """`known` is what the engine's columns say."""
-    host_flops, per_epoch = _host_flops(problems, row), problems.form.batch_size * int(problems.updates[row])
+    """What follows from the records and from what is `known` of a network; `per_epoch` examples were seen an epoch."""
     verdict = records[-1].verdict
     return EpisodeResult(
-        facts=dict(problems.facts[row]) if problems.facts else {},
-        val_accuracy=records[-1].measured.accuracy,
         score=score(known["test_accuracy"], known["parameters"], known["host_parameters"], rent),
-        flops=host_flops + sum(seed_flops(seed.blueprint, seed.shape, seed.blend) for seed in kept),
+        flops=host_flops + _flops_of(kept),
         host_flops=host_flops,
-        training_flops=training_flops(records, host_flops, slot_shapes(problems, row), per_epoch),
+        training_flops=training_flops(records, host_flops, shapes, per_epoch),
         examples=per_epoch * len(records),
         epochs=len(records),
-        horizon=int(problems.horizon[row]),
         kept=kept,
         governor=None if verdict is None else verdict.message,
-        host_widths=tuple(problems.widths[row].tolist()),
         **known,
     )
+
+
+def _flops_of(kept: Sequence[KeptSeed]) -> int:
+    return sum(seed_flops(seed.blueprint, seed.shape, seed.blend) for seed in kept)
 
 
 _HOST_FLOPS: dict[Any, int] = {}

@@ -16,7 +16,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from multiprocessing import util
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from esper.rollout.play import never
+from esper.training.interrupt import ENDING, handled
 from esper.training.pools import InProcess, Pool
 
 POLL_SECONDS = 0.2
@@ -34,7 +35,7 @@ SILENT_SECONDS = 60.0
 """Without a beat, after which a worker is given up: far longer than a busy machine makes a thread wait."""
 START_SECONDS = 600.0
 """The same before its first beat: many processes that read torch from a slow disk take minutes."""
-OF_THE_PARENT = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+OF_THE_PARENT = (signal.SIGINT, *ENDING)
 
 
 class WorkerError(RuntimeError):
@@ -122,7 +123,7 @@ class Processes:
     def pool(self, function: Callable[[Any], Any], jobs: int) -> Pool:
         """No more processes are started than there are jobs."""
         if self.workers == 1:
-            return InProcess().pool(function, jobs)
+            return InProcess(function)
         return ProcessPool(function, min(self.workers, jobs))
 
 
@@ -161,7 +162,8 @@ def start_workers(functions: Sequence[Callable[[Any], Any]]) -> list[Worker]:
     """One process per function; each function is pickled to its worker."""
     context = multiprocessing.get_context("spawn")
     crew = []
-    with _ignoring_signals():
+    # A process inherits that it ignores a signal, from its first moment on; while it imports, it could not say so.
+    with handled(signal.SIG_IGN, OF_THE_PARENT):
         for function in functions:
             ours, theirs = context.Pipe()
             heard, beats = context.Pipe(duplex=False)
@@ -171,20 +173,6 @@ def start_workers(functions: Sequence[Callable[[Any], Any]]) -> list[Worker]:
             beats.close()
             crew.append(Worker(process, ours, heard))
     return crew
-
-
-@contextmanager
-def _ignoring_signals() -> Iterator[None]:
-    """A process inherits that it ignores a signal, from its first moment on; while it imports, it could not say so."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    previous = {number: signal.signal(number, signal.SIG_IGN) for number in OF_THE_PARENT}
-    try:
-        yield
-    finally:
-        for number, handler in previous.items():
-            signal.signal(number, handler)
 
 
 def _beat(beats: Connection) -> None:

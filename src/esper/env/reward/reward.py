@@ -81,11 +81,6 @@ class RewardColumns:
     def total(self) -> Tensor:
         return self.terms.sum(-1)
 
-    @property
-    def shaping_share(self) -> Tensor:
-        """[N]"""
-        return shaping_share(self.terms)
-
 
 def shaping_share(terms: Tensor) -> Tensor:
     """Of [..., terms] the share of their sizes that is shaping, in [0, 1]; 0 where there is no reward (R121)."""
