@@ -53,8 +53,8 @@ class Action:
             given, used = getattr(self, head) is not None, head in HEADS_USED[self.op]
             if given != used:
                 raise ValueError(f"{self.op.name} {'needs a' if used else 'takes no'} {head}")
-        if self.slot is not None and self.slot < 0:
-            raise ValueError(f"slots count from 0, not {self.slot}")
+        if self.slot is not None and (not hasattr(self.slot, "__index__") or self.slot < 0):  # numpy's numbers, too
+            raise ValueError(f"slots count from 0, not {self.slot!r}")
         if self.blend is not None and self.blend not in BLENDS:
             raise ValueError(f"unknown blend {self.blend!r}: choose one of {', '.join(BLENDS)}")
 

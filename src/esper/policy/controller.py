@@ -21,6 +21,7 @@ from esper.env.observation import decode_one
 from esper.env.situation import Situation, world_of
 from esper.env.spaces import ActionMasks, Observation
 from esper.env.world import World
+from esper.errors import shown
 from esper.plain_data import as_data
 from esper.policy.distribution import GROWTH_ACTIONS, FactoredLogits, FactoredPolicy
 
@@ -35,6 +36,18 @@ class Controller(Protocol):
 
     def decide(self, situations: Sequence[Situation]) -> list[Action]:
         """One action per network, in the order of `reset`. Each must be one that its situation allows."""
+
+
+def decisions(controller: Controller, situations: Sequence[Situation]) -> list[Action]:
+    """What a controller decides; an answer that is not one action for each network is refused in its name."""
+    decided = controller.decide(situations)
+    given = decided if isinstance(decided, list | tuple) else [decided]
+    if decided is not given or len(given) != len(situations) or not all(isinstance(one, Action) for one in given):
+        raise ValueError(
+            f"the controller {controller.name!r} must answer decide() with a list of one Action for each network "
+            f"({len(situations)}), not {shown(decided)}; Action() waits"
+        )
+    return list(given)
 
 
 @runtime_checkable

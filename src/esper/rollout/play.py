@@ -20,7 +20,7 @@ from esper.env.situation import Situation
 from esper.env.spaces import ActionMasks, Observation
 from esper.env.steps import EnvStep
 from esper.env.world import World
-from esper.policy.controller import ColumnController, Controller, RandomLegal
+from esper.policy.controller import ColumnController, Controller, RandomLegal, decisions
 from esper.rollout.episodes import Episodes, stack_steps
 from esper.rollout.facts import facts_from
 
@@ -102,7 +102,7 @@ class ControllerActor:
     def act(self, situations: Sequence[Situation] | World, observation: Observation, masks: ActionMasks) -> Decisions:
         if isinstance(situations, World):
             return self._act_on_columns(situations, observation, masks)
-        decided = self.controller.decide(situations)
+        decided = decisions(self.controller, situations)
         label = to_tensor(decided)
         if not self.noise:
             return Decisions(label, label, records=decided)

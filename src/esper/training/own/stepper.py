@@ -28,7 +28,7 @@ from esper.growth.blueprints import Style
 from esper.growth.seed import Seed
 from esper.lifecycle import Stage
 from esper.plain_data import as_data, from_data
-from esper.policy.controller import Controller
+from esper.policy.controller import Controller, decisions
 from esper.slot_columns import COLUMNS
 
 FORMAT = 1
@@ -83,7 +83,7 @@ class Stepper:
             if self.over:
                 raise RuntimeError(f"the run has had its {self.epochs} epochs: finish() it, or pass more epochs=")
             self.start()
-            (action,) = self.controller.decide([self._observer.observe(self.records)])
+            (action,) = decisions(self.controller, [self._observer.observe(self.records)])
             self._epoch = EpochUnderWay.begin(self.learner, self._engine.governors[0], action)
         return self._epoch.effect
 
