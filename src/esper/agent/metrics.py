@@ -294,7 +294,7 @@ METRICS = {
         meaning="norm of the head's gradient before clipping", record=lambda u: u.norms.mean(0)[:HEADS]
     ),
     "lstm/hidden_rms": Metric(
-        meaning="root mean square of the hidden state at the end of the rollout",
+        meaning="root mean square of the hidden state at the end of the longest episodes",
         state=lambda s: s.hidden.square().mean().sqrt(),
     ),
     "lstm/cell_rms": Metric(meaning="the same for the cell state", state=lambda s: s.cell.square().mean().sqrt()),
