@@ -31,6 +31,7 @@ def test_the_heads_have_one_order_and_every_operation_uses_some_of_them() -> Non
         ((Op.GERMINATE, 0, "conv"), "GERMINATE needs a blend"),
         ((Op.GERMINATE, 0, "conv", "cubic"), "unknown blend 'cubic': choose one of linear, sigmoid, gated"),
         ((Op.PRUNE, -1), "slots count from 0, not -1"),
+        ((Op.PRUNE, "layer1"), "slots count from 0, not 'layer1'"),
     ],
 )
 def test_an_incomplete_or_overfull_action_is_refused_in_one_line(arguments: tuple, message: str) -> None:

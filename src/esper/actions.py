@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import IntEnum
 from types import MappingProxyType
+from typing import SupportsIndex
 
 from esper.lifecycle import Transition
 
@@ -53,8 +54,8 @@ class Action:
             given, used = getattr(self, head) is not None, head in HEADS_USED[self.op]
             if given != used:
                 raise ValueError(f"{self.op.name} {'needs a' if used else 'takes no'} {head}")
-        if self.slot is not None and self.slot < 0:
-            raise ValueError(f"slots count from 0, not {self.slot}")
+        if self.slot is not None and (not isinstance(self.slot, SupportsIndex) or self.slot < 0):  # numpy's, too
+            raise ValueError(f"slots count from 0, not {self.slot!r}")
         if self.blend is not None and self.blend not in BLENDS:
             raise ValueError(f"unknown blend {self.blend!r}: choose one of {', '.join(BLENDS)}")
 

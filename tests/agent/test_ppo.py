@@ -434,6 +434,22 @@ def test_every_logged_name_is_in_the_glossary_and_comes_in_one_transfer(monkeypa
     assert 1e-6 < metrics["lstm/hidden_rms"] < 10.0
 
 
+def test_a_minibatch_in_which_a_head_has_no_step_is_no_zero_among_its_numbers():
+    """Covers: R112. Without a step of learning every ratio is 1 and every entropy that of the rollout, by hand."""
+    agent, episodes = random_rollout(0, rows=8, learning_rate=0.0, minibatches=8, epochs=1)
+    batch, _ = agent.replay(episodes)
+    used = batch.policy.relevant(batch.action) & batch.valid[..., None]
+    without = ~used.any(1)  # [rows, heads]: a minibatch is one row
+    assert without[:, 1:3].any()
+    assert used.any((0, 1)).all()
+    live = batch.policy.live_share()[batch.valid].sum(0)
+    entropy = batch.policy.live_entropy(batch.policy)[batch.valid].sum(0) / live
+    metrics = agent.update(episodes)
+    for index, head in enumerate(HEAD_NAMES):
+        assert metrics[f"{head}/ratio_mean"] == pytest.approx(1.0, abs=1e-5)
+        assert metrics[f"{head}/entropy"] == pytest.approx(entropy[index].item(), abs=1e-5)
+
+
 def test_observation_normaliser_is_frozen_within_a_rollout():
     env = CartPoleWithoutVelocities(4)
     torch.manual_seed(0)

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import tomllib
+from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -224,6 +225,18 @@ def test_tune_heuristic_end_to_end(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert controller.settings == HeuristicSettings(
         **{**facts["settings"], "rotation": tuple(facts["settings"]["rotation"])}
     )
+
+
+def test_a_search_that_is_stopped_in_its_first_round_is_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """It was exit code 1, as if the search had failed."""
+    requested = SimpleNamespace(requested=True)
+    monkeypatch.setattr("esper.cli.tune_heuristic.interruptible", lambda: nullcontext(requested))
+    words = ["tune-heuristic", "--task", "digits", "--budget-steps", "200", "--workers", "1"]
+    assert main([*words, "--out", str(tmp_path / "h.toml")]) == 130
+    assert capsys.readouterr().err.endswith("esper: interrupted\n")
+    assert not (tmp_path / "h.toml").exists()
 
 
 def test_the_rounds_of_a_search_by_hand() -> None:

@@ -15,6 +15,7 @@ from gymnasium.utils.env_checker import check_env  # noqa: E402
 from esper.actions import BLENDS, WAIT, Action, Op  # noqa: E402
 from esper.env.growth_env import GrowthEnv  # noqa: E402
 from esper.env.gym import FlatActions, GrowthGymEnv, GrowthVectorEnv  # noqa: E402
+from esper.env.reward.config import TERMS  # noqa: E402
 from esper.growth.blueprints import blueprint_names  # noqa: E402
 from esper.tasks.family import get_family  # noqa: E402
 
@@ -103,9 +104,12 @@ def test_the_vector_environment_begins_anew_after_an_end() -> None:
     assert info["action_mask"].shape == (2, env.single_action_space.n)
     over = np.zeros(2, bool)
     while not over.any():
-        observation, _, over, _, _ = env.step(np.zeros(2, np.int64))
+        observation, reward, over, _, info = env.step(np.zeros(2, np.int64))
+        assert sum(info["reward_terms"][name] for name in TERMS) == pytest.approx(reward, abs=1e-4)
     assert over.all()
-    observation, reward, over, _, _ = env.step(np.zeros(2, np.int64))
+    assert (info["score"] == info["val_accuracy"]).all()  # nothing grew, so there is no rent
+    observation, reward, over, _, info = env.step(np.zeros(2, np.int64))
+    assert "score" not in info
     assert not over.any()
     assert reward.tolist() == [0.0, 0.0]
     assert (observation[:, 0] == 0.0).all()  # progress: a new episode

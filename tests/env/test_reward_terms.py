@@ -117,6 +117,7 @@ def test_intervention_costs_have_one_source():
         ({"scale": 0.0}, "scale must be positive"),
         ({"ratio_cost": -1.0}, "ratio_cost must be a number of at least 0"),
         ({"action_cost": math.nan}, "action_cost must be a number of at least 0"),
+        ({"ratio_threshold": math.nan}, "ratio_threshold must be a number of at least 0"),  # the reward would be NaN
     ],
 )
 def test_impossible_settings_are_refused_with_the_reason(change, message):
@@ -190,6 +191,8 @@ def test_any_task_has_a_loss_scale():
     assert ten._points(level(0.0), level(math.log(10) / 2)).tolist() == pytest.approx([50.0])
     with pytest.raises(ValueError, match="must be above the target"):
         LossScale(1.0, 2.0)
+    with pytest.raises(ValueError, match="must be finite"):
+        LossScale(math.inf)
     with pytest.raises(ValueError, match="must be positive"):
         LossScale(4.0, 2.0, std=0.0)
     with pytest.raises(ValueError, match="at least 2 classes"):

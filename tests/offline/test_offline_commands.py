@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import pickle
 import shutil
+from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from esper.agent.tensor_files import read_tensor_file, write_tensor_file
 from esper.cli import main
 from esper.offline.recording import growth_schema, read
 from esper.training.catalogue import make_controller
+from esper.training.interrupt import Interrupt
 from esper.training.run_folder import RunFolder
 
 Capture = pytest.CaptureFixture[str]
@@ -179,3 +181,16 @@ def test_a_start_that_cannot_be_used_leaves_no_run(tmp_path: Path, capsys: Captu
     hostile.write_bytes(pickle.dumps({"version": 1}))
     assert "was not loaded" in only_line(capsys, [*words, "--init", str(hostile)])
     assert not run.exists()
+
+
+def test_a_recording_that_is_stopped_before_its_first_episode_is_an_interruption(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture
+) -> None:
+    """It was exit code 1: "holds no recorded episodes"."""
+    requested = Interrupt()
+    requested.requested = True
+    monkeypatch.setattr("esper.cli.record.interruptible", lambda: nullcontext(requested))
+    out = tmp_path / "recording"
+    assert main(["record", "--task", "mixed/vector", "--episodes", "1", "--workers", "1", "--out", str(out)]) == 130
+    assert "esper: interrupted" in capsys.readouterr().err
+    assert not out.exists()

@@ -24,7 +24,7 @@ from esper.engine.optimizer import GrowingOptimizer
 from esper.env.situation import Observer, observe
 from esper.growth.attach import attach
 from esper.lifecycle import Contrast, Rules, Stage
-from esper.policy.controller import Controller
+from esper.policy.controller import Controller, decisions_of
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.policy.schedule import parse_schedule
 from esper.tasks import load_task
@@ -90,6 +90,21 @@ def test_a_controller_only_does_what_is_allowed(
     run(make_controller(name), learner, rows, seed)
     assert learner.model.parameter_count <= 3 * host
     assert len(learner.model.seeds) <= 1 + seed % 2
+
+
+@pytest.mark.parametrize("answer", [[], None, WAIT, [None], ["wait"], [WAIT, WAIT]])
+def test_an_answer_that_is_not_one_action_for_each_network_is_refused_by_name(answer: object) -> None:
+    class Mine:
+        name = "mine"
+
+        def reset(self, seeds: object) -> None: ...
+
+        def decide(self, situations: object) -> object:
+            return answer
+
+    one = observe(learner_for(BUILT_IN["mlp"]), HORIZON, [])
+    with pytest.raises(ValueError, match=r"^the controller 'mine' must answer decide\(\) with a list of one Action"):
+        decisions_of(Mine(), [one])  # type: ignore[arg-type]
 
 
 def test_no_growth_grows_nothing() -> None:

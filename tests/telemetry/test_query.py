@@ -70,7 +70,7 @@ def test_without_sql_it_lists_what_there_is(run: Path, capsys: Capture) -> None:
         ("DELETE FROM metrics", "a run can only be read (attempt to write a readonly database): ask with SELECT"),
         ("ATTACH DATABASE 'other.db' AS e", "a run can only be read (not authorized): ask with SELECT"),
         ("VACUUM INTO 'other.db'", "a run can only be read (authorization denied): ask with SELECT"),
-        ("SELECT 1; SELECT 2", "one statement"),
+        ("SELECT 1; SELECT 2", "one statement at a time. `esper query"),
         ("BEGIN", "gives no rows"),
     ],
 )

@@ -239,9 +239,7 @@ def test_what_is_no_action_for_each_network_is_an_error_that_names_the_controlle
         def decide(self, situations: Sequence[Situation]) -> list[Action]:
             return decision  # type: ignore[return-value]
 
-    with pytest.raises(
-        ValueError, match=r"decide\(\) of the controller mine must give a list with one Action for each"
-    ):
+    with pytest.raises(ValueError, match=r"the controller 'mine' must answer decide\(\) with a list of one Action"):
         easy(controller=Wrong(Action()))
     with pytest.raises(ValueError, match=r"the controller is the class Wrong: pass an object of it, Wrong\("):
         easy(controller=Wrong)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -116,6 +117,18 @@ def test_intervals_of_a_table_contain_what_varies() -> None:
     assert 0.0 < draws_vary.low < 5.0 < draws_vary.high < 10.0
     alone = bootstrap_table(np.array([[3.0]]))
     assert (alone.value, alone.low, alone.high) == (3.0, None, None)
+
+
+def test_a_stopped_sweep_names_the_command_that_continues_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It left --out away, so that the named command began another sweep elsewhere."""
+    monkeypatch.chdir(tmp_path)
+    Path("s.toml").write_text('seeds = [0]\n[common]\ntask = "digits"\nenvs = 2\nupdates = 1\n[settings.plain]\n')
+    stopped = SimpleNamespace(requested=True)
+    monkeypatch.setattr("esper.cli.sweep.interruptible", lambda: nullcontext(stopped))
+    assert main(["sweep", "s.toml", "--out", "my runs", "--episodes", "2", "--workers", "1"]) == 130
+    assert "esper sweep s.toml --out 'my runs' --episodes 2\n" in capsys.readouterr().out
 
 
 @pytest.mark.slow

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from esper.actions import HEAD_NAMES
+from esper.agent.config import LEAST_LIVE
 from esper.agent.diagnostics import NumericalStabilityReport, RatioExplosionDiagnostic
 from esper.policy.network import RecurrentState
 from esper.telemetry.records import Event
@@ -90,6 +91,15 @@ def _mean(rows: Tensor) -> Tensor:
 
 def _highest(rows: Tensor) -> Tensor:
     return rows.amax(0)
+
+
+def _weighted(rows: Tensor) -> Tensor:
+    """Of sums and their weights, [M, 2, heads]: one mean over all minibatches, 0 where nothing has weight.
+
+    The mean of the minibatches' own means would take one in which a head has no step for a 0.
+    """
+    total, weight = rows.sum(0).unbind()
+    return total / weight.clamp(min=LEAST_LIVE)
 
 
 def _used(values: Mapping[str, float], name: str) -> list[tuple[float, float]]:
@@ -249,15 +259,19 @@ METRICS = {
     ),
     "head/entropy": Metric(
         meaning="normalised entropy of the head where it is live (used, with more than one legal choice)",
-        part=lambda p: p.live_entropy,
+        part=lambda p: torch.stack((p.live_entropy * p.counts.live, p.counts.live * p.share)),
+        over=_weighted,
     ),
     "head/kl": Metric(meaning="the head's part of `kl`", part=lambda p: p.kl),
     "head/clip_fraction": Metric(
         meaning="share of the head's effective steps whose ratio is outside 1 ± clip",
-        part=lambda p: p.mean_where_effective(((p.ratio - 1.0).abs() > p.clip).float()),
+        part=lambda p: p.where_effective(((p.ratio - 1.0).abs() > p.clip).float()),
+        over=_weighted,
     ),
     "head/ratio_mean": Metric(
-        meaning="mean ratio on the head's effective steps", part=lambda p: p.mean_where_effective(p.ratio)
+        meaning="mean ratio on the head's effective steps, 0 if there are none",
+        part=lambda p: p.where_effective(p.ratio),
+        over=_weighted,
     ),
     # As log-ratios until the end. A step without effect counts as a log-ratio of 0.
     "head/ratio_max": Metric(
@@ -280,7 +294,7 @@ METRICS = {
         meaning="norm of the head's gradient before clipping", record=lambda u: u.norms.mean(0)[:HEADS]
     ),
     "lstm/hidden_rms": Metric(
-        meaning="root mean square of the hidden state at the end of the rollout",
+        meaning="root mean square of the hidden state at the end of the longest episodes",
         state=lambda s: s.hidden.square().mean().sqrt(),
     ),
     "lstm/cell_rms": Metric(meaning="the same for the cell state", state=lambda s: s.cell.square().mean().sqrt()),

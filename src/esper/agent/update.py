@@ -129,9 +129,14 @@ class EvaluatedChunk:
         """Over valid steps: [n, T, ...] -> [...]"""
         return _sum(x, self.batch.valid) / self.counts.steps
 
-    def mean_where_effective(self, x: Tensor) -> Tensor:
-        """[n, T, heads] -> [heads]"""
-        return _sum(x, self.effective) / self.counts.effective
+    @property
+    def share(self) -> Tensor:
+        """Of the minibatch's steps."""
+        return self.batch.valid.sum() / self.counts.steps
+
+    def where_effective(self, x: Tensor) -> Tensor:
+        """Its sum over the steps where a head took effect, and their number: [n, T, heads] -> [2, heads]"""
+        return torch.stack((_sum(x, self.effective), self.effective.sum((0, 1)).to(x.dtype)))
 
 
 def prepare_batch(batch: Batch, values: ValueNormaliser, last: nn.Linear) -> tuple[Batch, dict[str, Tensor]]:

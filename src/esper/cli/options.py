@@ -115,8 +115,9 @@ def check_options(name: str, command: object) -> None:
 
 
 def option_name(field: str) -> str:
-    """A field as an option: its name, but for the one that has another on the shell."""
-    return {"run_dir": "--run"}.get(field, f"--{field.replace('_', '-')}")
+    """A field as the help shows it: an option by its name, or a word that has its place."""
+    shown_as = {"run_dir": "--run", "path": "PATH", "recording": "PATH", "folder": "RUN", "sql": "SQL"}
+    return shown_as.get(field, f"--{field.replace('_', '-')}")
 
 
 def by_default(words: str) -> object:

@@ -78,7 +78,8 @@ def _ask(connection: sqlite3.Connection, sql: str, run: Path) -> tuple[list[str]
             raise
         if code in (sqlite3.SQLITE_AUTH, sqlite3.SQLITE_READONLY):
             raise ValueError(f"a run can only be read ({error}): ask with SELECT") from error
-        raise ValueError(f"{error}. `esper query {run}` lists the tables and views with their columns") from error
+        problem = str(error).rstrip(".")  # some of Python's own end with one
+        raise ValueError(f"{problem}. `esper query {run}` lists the tables and views with their columns") from error
     if cursor.description is None:
         raise ValueError("this statement gives no rows: ask with SELECT (or WITH, EXPLAIN, PRAGMA)")
     return [column[0] for column in cursor.description], cursor

@@ -80,6 +80,8 @@ class Record:
                 self._append(part)
                 done += len(part)
                 watch.note(done, total, part.controllers[-1])
+        if interrupt.requested and not done:
+            raise KeyboardInterrupt  # the recording may hold nothing that could be shown
         _show(console, self.out)
         return 130 if interrupt.requested else 0
 

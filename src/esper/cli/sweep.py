@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -59,7 +60,8 @@ class SweepCommand:
                     executor, device=str(device), progress=watch.note, stop=lambda: interrupt.requested
                 )
             if not finished:
-                console.print(f"Stopped; continue with the same command: esper sweep {self.path}", soft_wrap=True)
+                again = ["esper", "sweep", str(self.path), "--out", str(out), "--episodes", str(self.episodes)]
+                console.print(f"Stopped; continue with: {shlex.join(again)}", soft_wrap=True)
                 return INTERRUPTED
             rows = self._judge(console, sweep, executor, device)
         _show(console, rows, self.episodes)

@@ -166,27 +166,33 @@ class GrowthVectorEnv(VectorEnv[Vector, NDArray[np.int64], NDArray[Any]]):
     ) -> tuple[Vector, dict[str, Any]]:
         seeds = seed if isinstance(seed, list) else [None if seed is None else seed + i for i in range(self.num_envs)]
         self._over = [False] * self.num_envs
-        return self._stack([env.reset(seed=one)[0] for env, one in zip(self._envs, seeds, strict=True)])
+        begun = [env.reset(seed=one) for env, one in zip(self._envs, seeds, strict=True)]
+        return np.stack([observation for observation, _ in begun]), self._joined([info for _, info in begun])
 
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[Vector, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
-        observations, rewards = [], []
+        observations, rewards, infos = [], [], []
         for i, env in enumerate(self._envs):
             if self._over[i]:
-                observation, reward, self._over[i] = env.reset()[0], 0.0, False
+                (observation, info), reward, self._over[i] = env.reset(), 0.0, False
             else:
-                observation, reward, self._over[i], _, _ = env.step(actions[i])
+                observation, reward, self._over[i], _, info = env.step(actions[i])
             observations.append(observation)
             rewards.append(reward)
-        stacked, info = self._stack(observations)
-        return stacked, np.array(rewards), np.array(self._over), np.zeros(self.num_envs, bool), info
+            infos.append(info)
+        over, cut_short = np.array(self._over), np.zeros(self.num_envs, bool)
+        return np.stack(observations), np.array(rewards), over, cut_short, self._joined(infos)
 
     def action_masks(self) -> Mask:
         return np.stack([env.action_masks() for env in self._envs])
 
-    def _stack(self, observations: list[Vector]) -> tuple[Vector, dict[str, Any]]:
-        return np.stack(observations), {"action_mask": self.action_masks()}
+    def _joined(self, infos: list[dict[str, Any]]) -> dict[str, Any]:
+        """One column of each entry, and where it was given, as in every vector environment of Gymnasium."""
+        joined: dict[str, Any] = {}
+        for i, info in enumerate(infos):
+            joined = self._add_info(joined, info, i)
+        return joined
 
 
 # Gymnasium looks for no plugins any more: importing this module is what makes the name known.

@@ -21,6 +21,7 @@ from esper.env.observation import decode_one
 from esper.env.situation import Situation, world_of
 from esper.env.spaces import ActionMasks, Observation
 from esper.env.world import World
+from esper.errors import shown
 from esper.plain_data import as_data
 from esper.policy.distribution import GROWTH_ACTIONS, FactoredLogits, FactoredPolicy
 
@@ -38,15 +39,15 @@ class Controller(Protocol):
 
 
 def decisions_of(controller: Controller, situations: Sequence[Situation]) -> list[Action]:
-    """What a controller decides, which may be somebody's own class: an action for each network, or an error."""
-    found = controller.decide(situations)
-    whole = isinstance(found, Sequence) and len(found) == len(situations)
-    if not whole or not all(isinstance(action, Action) for action in found):
+    """What a controller decides; an answer that is not one action for each network is refused in its name."""
+    decided = controller.decide(situations)
+    given = decided if isinstance(decided, list | tuple) else [decided]
+    if decided is not given or len(given) != len(situations) or not all(isinstance(one, Action) for one in given):
         raise ValueError(
-            f"decide() of the controller {controller.name} must give a list with one Action for each network "
-            f"({len(situations)} here), not {found!r:.60}"
+            f"the controller {controller.name!r} must answer decide() with a list of one Action for each network "
+            f"({len(situations)}), not {shown(decided)}; Action() waits"
         )
-    return found
+    return list(given)
 
 
 @runtime_checkable

@@ -164,7 +164,7 @@ class _Search:
         best = self.survivors[0]
         draws = len(self.scores[best])
         if draws == 0:
-            raise ValueError("the search was stopped in its first round: there is nothing to choose from")
+            raise KeyboardInterrupt("the search was stopped in its first round: there is nothing to choose from")
         return Tuned(
             settings=self.settings[best],
             score=float(np.mean(self.scores[best])),

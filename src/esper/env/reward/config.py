@@ -48,6 +48,8 @@ class LossScale:
     """Usual size of a change; bounds what one bad epoch can do. None is a tenth of the way from baseline to target."""
 
     def __post_init__(self) -> None:
+        if not math.isfinite(self.baseline - self.target):
+            raise ValueError(f"the baseline and target losses must be finite, not {self.baseline} and {self.target}")
         if not self.baseline > self.target:
             raise ValueError(f"the baseline loss {self.baseline} must be above the target loss {self.target}")
         if self.std is not None and not self.std > 0.0:
@@ -71,7 +73,8 @@ class RewardConfig:
     """What is paid for. A cost of 0 turns that cost off; no setting can turn a cost into an income."""
 
     mode: RewardMode = "shaped"
-    """When rewards are paid: shaped and simplified after every epoch, minimal and sparse at the end."""
+    """When rewards are paid: shaped and simplified after every epoch, sparse at the end; minimal at the end, less what
+    each action costs."""
     signal: Signal = "contribution"
     """Base of the shaping: validation accuracy and measured contributions, or validation loss."""
     loss_scale: LossScale | None = None
@@ -115,7 +118,7 @@ class RewardConfig:
         for name in _NOT_NEGATIVE:
             value = getattr(self, name)
             if not (math.isfinite(value) and value >= 0):
-                raise ValueError(f"reward {name} must be a number of at least 0 (0 turns it off), not {value}")
+                raise ValueError(f"reward {name} must be a number of at least 0, not {value}")
 
     @property
     def proxy_weight(self) -> float:
@@ -137,6 +140,7 @@ _NOT_NEGATIVE = (
     "prune_cost",
     "indecision_cost",
     "ratio_cost",
+    "ratio_threshold",
     "governor_penalty",
 )
 
