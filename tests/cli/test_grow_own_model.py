@@ -57,7 +57,7 @@ class Breaks(nn.Module):
 
     def forward(self, x):
         self.passes += 1
-        if self.passes > 40:
+        if self.passes > 5:  # in training: what a probe counts is forgotten
             raise KeyError("what")
         return self.last(self.first(x))
 
