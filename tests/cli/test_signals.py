@@ -31,6 +31,7 @@ def start(*words: str, cwd: Path) -> subprocess.Popen[str]:
     return subprocess.Popen([*ESPER, *words], cwd=cwd, stdout=out, stderr=subprocess.STDOUT, text=True, env=environment)
 
 
+@pytest.mark.slow
 def test_a_signal_ends_growing_as_ctrl_c_does(tmp_path: Path) -> None:
     words = ("grow", "--task", "digits", "--controller", "none", "--epochs", "5000", "--out", "kept", "--no-control")
     process = start(*words, cwd=tmp_path)

@@ -41,7 +41,7 @@ def seeds_of(answer) -> list[tuple[str, int]]:
 
 # -- the problems, without their data ----------------------------------------------------------------------------------
 
-PROBLEMS = 150
+PROBLEMS = 100
 """Of each kind."""
 TWO_ANSWERS = ("series composition @0", 1)
 """One of the two seeds is meant for slot 1, with or without a stage before; so that one is always narrow."""
