@@ -2,7 +2,7 @@
 
 After the resume the folder equals that of an undisturbed run: every checkpoint and the best policy byte for byte, the
 same events, metrics and episodes, and no file more. The operations are found by tracing a run. Some of them are tried
-here, a third of the kinds for each of three ways to fail; all of them, for five ways, on demand (`pytest tests/faults`).
+here, a third of the kinds for each of three ways to fail; all, for five ways, on demand (`pytest tests/faults`).
 """
 
 from __future__ import annotations

@@ -90,6 +90,15 @@ def test_the_control_draws_what_the_growing_model_draws(number: Callable[[], flo
     assert all(torch.equal(value, ungrown.state_dict()[name]) for name, value in grown.model.state_dict().items())
 
 
+@SOURCES
+def test_who_draws_from_torch_alone_pays_for_nothing_else(number: Callable[[], float]) -> None:
+    def from_torch() -> float:
+        return torch.rand(()).item()
+
+    found = [esper.attach(Drops(draw), ["first"], X[:4]).survey.draws_elsewhere for draw in (number, from_torch)]
+    assert found == [True, False]
+
+
 def test_all_three_are_preserved_and_kept_as_data() -> None:
     with preserved_rng(torch.device("cpu")):
         expected = draws()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import torch
 
@@ -16,6 +17,7 @@ from esper.growth.attach import survey
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.randomness import preserved_rng
 from esper.growth.tensors import move_together
+from esper.growth.trial import draws_elsewhere
 from esper.lifecycle import Rules
 from esper.tasks.data import Split, channels_last
 from esper.tasks.feed import TensorFeed
@@ -55,7 +57,10 @@ def task_learner(
     if half_images:
         use_few_channel_convs(host)
         train, val = Split(channels_last(train.x), train.y), Split(channels_last(val.x), val.y)
-    found = known or survey(host, task.slots, train.x[:2], visibility=task.visibility)
+    found = known
+    if found is None:
+        found = survey(host, task.slots, train.x[:2], visibility=task.visibility)
+        found = replace(found, draws_elsewhere=draws_elsewhere(host, train.x[:2]))
     growing = GrowingModel(host, found, rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed)
     growing.first_weights = None if task.numbers is None else task.numbers.seed
     if half_images:

@@ -25,7 +25,7 @@ from esper.growth.model import GrowingModel, Survey, planted_modules
 from esper.growth.probe import AttachError, probe
 from esper.growth.replay import find_taps
 from esper.growth.style import find_styles
-from esper.growth.trial import check_state_stays, replays_agree, slots_without_gradient
+from esper.growth.trial import check_state_stays, draws_elsewhere, replays_agree, slots_without_gradient
 from esper.growth.visibility import check_words, find_visibility
 from esper.lifecycle import Rules
 from esper.tables import quantity
@@ -68,6 +68,7 @@ def attach(
     found = replace(found, slots=tuple((path, replace(shape, style=styles[path])) for path, shape in found.slots))
     limits: dict[str, Any] = {"rules": rules, "blueprints": blueprints, "budget": budget, "max_seeds": max_seeds}
     check_state_stays(model, example)
+    found = replace(found, draws_elsewhere=draws_elsewhere(model, example))
     growing = GrowingModel(model, found, **limits, rng_seed=rng_seed)
     if cut_off := slots_without_gradient(growing, example):
         found = replace(found, slots=tuple((path, shape) for path, shape in found.slots if path not in cut_off))

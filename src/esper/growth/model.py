@@ -38,6 +38,8 @@ class Survey:
     """The slots, in the order of the forward pass."""
     taps: tuple[str, ...]
     """The modules whose outputs a replay can use again (`esper.growth.replay`)."""
+    draws_elsewhere: bool = True
+    """A pass in training draws random numbers of Python or numpy, as far as is known."""
 
 
 def is_growth_hook(hook: Any) -> bool:
@@ -146,7 +148,8 @@ class GrowingModel(nn.Module):
         Gives the output. Take gradients inside: a block that the host checkpoints runs again then.
         """
         others = [other.seed for other in self.joined if other.seed is not None]
-        with preserved_rng(self.device), preserved_buffers(*others), self._switched({slot: SlotMode.SHADOW}):
+        apart = preserved_rng(self.device, elsewhere=self.survey.draws_elsewhere)
+        with apart, preserved_buffers(*others), self._switched({slot: SlotMode.SHADOW}):
             yield self.host(*args, **kwargs)
 
     @contextmanager
