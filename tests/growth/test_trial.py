@@ -109,6 +109,28 @@ def test_a_plain_tensor_that_a_pass_writes_into_is_refused() -> None:
     assert net.seen == 0
 
 
+@pytest.mark.parametrize("how", ["where there is none", "noted in a number"])
+def test_parts_that_a_first_pass_builds_are_built_once(how: str) -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.built = nn.Linear(4, 8), 0
+            self.head: nn.Module | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.head is None if how == "where there is none" else not self.built:
+                self.head, self.built = nn.Linear(8, 2), 1
+            assert self.head is not None
+            h: Tensor = self.head(self.first(x).relu())
+            return h
+
+    model = Lazy()
+    growing = attach(model, ["first"], X)
+    head = model._modules["head"]
+    growing(X)
+    assert model._modules["head"] is model.head is head
+
+
 class Cut(nn.Module):
     """A body through which no gradient goes, and a layer after it."""
 
