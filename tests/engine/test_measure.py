@@ -15,7 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from esper.engine.measure import Pending, evaluate, gather, jackknife_error, standard_error
+from esper.engine.measure import Pending, evaluate, gather, jackknife_error, measure_batch, measuring, standard_error
 from esper.growth.attach import attach
 from esper.growth.blueprints import fitting
 from esper.growth.model import GrowingModel
@@ -210,6 +210,36 @@ def test_evaluation_leaves_mode_buffers_random_numbers_and_hooks_as_they_were(na
     assert all(torch.equal(a, b) for a, b in zip(buffers, model.buffers(), strict=True))
     assert [len(m._forward_hooks) for m in model.modules()] == hooks
     assert torch.equal(torch.get_rng_state(), rng)
+
+
+def test_a_loss_reads_what_the_pass_that_it_judges_has_noted() -> None:
+    class Noting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.head = nn.Linear(4, 8), nn.Linear(8, 2)
+            self.size = torch.zeros(())
+
+        def forward(self, x: Tensor) -> Tensor:
+            h = self.first(x)
+            self.size = h.square().mean()
+            outputs: Tensor = self.head(h)
+            return outputs
+
+    host, x = Noting(), torch.randn(4, 4)
+    model = attach(host, ["first"], x)
+    slot = model.slots[0]
+    plant(model, slot, "mlp", Stage.HOLDING)
+    seen = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        seen.append(float(host.size))
+        return outputs.sum()
+
+    with measuring(model):
+        measure_batch(model, (x, torch.zeros(4)), loss, lambda o, t: o[:, 0], [{slot: SlotMode.OFF}])
+    whole, without = seen
+    assert without != whole
+    assert host.size == pytest.approx(whole)
 
 
 def test_what_was_not_measured_is_absent() -> None:

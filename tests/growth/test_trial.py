@@ -5,6 +5,7 @@ Covers: R149
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,6 +24,9 @@ from small_worlds import plant
 
 X = torch.randn(40, 4, generator=torch.Generator().manual_seed(0))
 Y = (X[:, 0] > 0).long()
+
+
+KINDS = (Tensor, nn.Parameter)
 
 
 class Net(nn.Module):
@@ -107,6 +111,43 @@ def test_a_plain_tensor_that_a_pass_writes_into_is_refused() -> None:
     net.register_buffer("seen", torch.zeros(()))
     assert attach(net, ["first"], X[:2]).slots
     assert net.seen == 0
+
+
+def test_one_copy_of_the_parameters_is_made_at_a_time() -> None:
+    held = []
+
+    def averages_and_counts(net: Net, x: Tensor) -> None:
+        net.table.data.mul_(0.9 if net.training else 1.0)
+        pieces = {one.data_ptr() for one in gc.get_objects() if type(one) in KINDS and one.shape == (37,)}
+        held.append(len(pieces))
+
+    net = Net(averages_and_counts)
+    net.table = nn.Parameter(torch.ones(37), requires_grad=False)
+    with pytest.raises(AttachError, match="itself changes the parameter 'table'"):
+        attach(net, ["first"], X[:2])
+    assert max(held) == 3  # the network's own, those that are tried, and the copy
+
+
+@pytest.mark.parametrize("how", ["where there is none", "noted in a number"])
+def test_parts_that_a_first_pass_builds_are_built_once(how: str) -> None:
+    class Lazy(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.built = nn.Linear(4, 8), 0
+            self.head: nn.Module | None = None
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.head is None if how == "where there is none" else not self.built:
+                self.head, self.built = nn.Linear(8, 2), 1
+            assert self.head is not None
+            h: Tensor = self.head(self.first(x).relu())
+            return h
+
+    model = Lazy()
+    growing = attach(model, ["first"], X)
+    head = model._modules["head"]
+    growing(X)
+    assert model._modules["head"] is model.head is head
 
 
 class Cut(nn.Module):

@@ -518,6 +518,16 @@ def test_a_pruned_layer_is_no_masked_one() -> None:
     assert attach(nn.Sequential(layer, nn.Linear(4, 2)), ["0"], torch.randn(4, 4)).slots
 
 
+@pytest.mark.parametrize("constant", [torch.zeros(4, 4), torch.eye(4)])
+def test_statistics_and_the_identity_are_no_masks(constant: Tensor) -> None:
+    class Beside(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(4, 4)
+            self.register_buffer("constant", constant.clone())
+
+    assert attach(nn.Sequential(Beside(), nn.ReLU(), nn.Linear(4, 2)), ["0"], torch.randn(4, 4)).slots
+
+
 def test_documents_in_one_row_are_not_read_from_one_another() -> None:
     class Packed(Attending):
         def forward(self, x: Tensor) -> Tensor:

@@ -163,6 +163,24 @@ def test_a_loss_that_follows_the_model_of_which_a_copy_is_trained_is_refused() -
     assert once(loss=penalised, model=model, in_place=True)
 
 
+def test_a_loss_may_read_what_the_model_notes_in_its_pass() -> None:
+    class Noting(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net, self.size = net(3), None
+
+        def forward(self, x: Tensor) -> Tensor:
+            outputs: Tensor = self.net(x)
+            self.size = outputs.square().mean()
+            return outputs
+
+    def penalised(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.cross_entropy(outputs, targets) + 0.01 * model.size
+
+    model = Noting()
+    assert once(loss=penalised, model=model, slots=["net.1"], test_data=(X, Y), in_place=True)
+
+
 # -- by shape ----------------------------------------------------------------------------------------------------
 
 

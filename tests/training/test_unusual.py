@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -14,7 +15,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from test_own_data import X, Y, loader, once, refused
-from torch import nn
+from torch import Tensor, nn
 
 import esper
 
@@ -133,6 +134,16 @@ def test_a_function_that_reads_the_model_of_which_a_copy_is_trained_is_warned_of
     assert [one[:44] for one in warned] == [f"The {what} reads the model that you passed, and"[:44]]
     assert remarks_of(lambda: once(model=net(), val=OTHER, **{what: functions[what]})) == ((), [])  # another model
     assert remarks_of(lambda: once(model=OWN, val=OTHER, in_place=True, **{what: functions[what]})) == ((), [])
+
+
+def test_a_function_may_name_what_is_only_set_later() -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        with suppress(NameError):
+            later.append(outputs)
+        return F.cross_entropy(outputs, targets)
+
+    assert remarks_of(lambda: once(model=net(), val=OTHER, loss=loss)) == ((), [])
+    later: list[Tensor] = []
 
 
 def test_what_is_meant_is_not_remarked() -> None:

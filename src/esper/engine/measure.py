@@ -9,8 +9,8 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from esper.growth.model import GrowingModel
 from esper.growth.probe import arguments
-from esper.growth.slot import Slot, SlotMode
+from esper.growth.slot import Slot, SlotMode, preserved_attributes
 from esper.lifecycle import Contrast
 from esper.tasks.feed import Batch
 
@@ -175,17 +175,20 @@ def measure_batch(
     """Losses summed over the batch [1 + variants] and scores [1 + variants, batch], in double precision."""
     targets = batch[1]
     losses, scores = [], []
-    for outputs in _outputs(model, batch, variants):
-        losses.append(loss(outputs, targets))
-        scores.append(_scores(score, outputs, targets))
+    with closing(_outputs(model, batch, variants)) as passes:
+        for outputs in passes:
+            losses.append(loss(outputs, targets))
+            scores.append(_scores(score, outputs, targets))
     return torch.stack(losses).double() * len(targets), torch.stack(scores).double()
 
 
-def _outputs(model: GrowingModel, batch: Batch, variants: Sequence[Variant]) -> Iterator[Any]:
+def _outputs(model: GrowingModel, batch: Batch, variants: Sequence[Variant]) -> Generator[Any, None, None]:
     """Of the network as it is, then of each variant."""
     args, kwargs = arguments(batch[0])
-    for changes in ({}, *variants):
-        yield model.replay(changes, *args, **kwargs) if changes else model(*args, **kwargs)
+    yield model(*args, **kwargs)
+    for changes in variants:
+        with preserved_attributes(model.host):  # loss and score may read what the pass notes
+            yield model.replay(changes, *args, **kwargs)
 
 
 def _evaluate_set(
@@ -218,10 +221,11 @@ def scores_of_set(
             targets = batch[1]
             # Every tenth example, not a tenth in a row: data are often sorted by class.
             block = torch.arange(count, count + len(targets), device=targets.device) % BLOCKS
-            for i, outputs in enumerate(_outputs(model, batch, variants)):
-                total[i] += loss(outputs, targets).double() * len(targets)
-                if bool(torch.isfinite(total[i])):  # else the network is broken, and metrics may refuse NaN
-                    counts[i].update(outputs, targets, block)
+            with closing(_outputs(model, batch, variants)) as passes:
+                for i, outputs in enumerate(passes):
+                    total[i] += loss(outputs, targets).double() * len(targets)
+                    if bool(torch.isfinite(total[i])):  # else the network is broken, and metrics may refuse NaN
+                        counts[i].update(outputs, targets, block)
             count += len(targets)
     if count == 0:
         raise ValueError("there are no examples to evaluate on")

@@ -137,7 +137,9 @@ class GrowingModel(nn.Module):
                 slot.start_pass(keep_output=False)
 
     def replay(self, changes: dict[Slot, SlotMode], *args: Any, **kwargs: Any) -> Any:
-        """The recorded pass again with some slots in another mode, from the first of them on."""
+        """The recorded pass again with some slots in another mode, from the first of them on.
+
+        What modules note on themselves is what this pass has noted, until the caller puts it back."""
         with self._switched(changes):
             return self.host(*args, **kwargs)
 
@@ -149,7 +151,8 @@ class GrowingModel(nn.Module):
         """
         others = [other.seed for other in self.joined if other.seed is not None]
         apart = preserved_rng(self.device, elsewhere=self.survey.draws_elsewhere)
-        with apart, preserved_buffers(*others), self._switched({slot: SlotMode.SHADOW}):
+        kept = preserved_attributes(self.host)
+        with apart, kept, preserved_buffers(*others), self._switched({slot: SlotMode.SHADOW}):
             yield self.host(*args, **kwargs)
 
     @contextmanager
@@ -176,7 +179,6 @@ class GrowingModel(nn.Module):
         first = min(changes, key=lambda slot: slot.index)
         modes = dict.fromkeys(self.slots[: first.index], SlotMode.REPEAT) | changes
         with ExitStack() as stack:
-            stack.enter_context(preserved_attributes(self.host))
             stack.enter_context(self._recorder.up_to(first.module))
             for slot, mode in changes.items():
                 if mode is SlotMode.SHADOW:

@@ -79,7 +79,7 @@ def untouched(model: nn.Module) -> Iterator[None]:
     What torch's encoders do with padding is what they do in training, see `without_nested_tensors`.
     """
     device = next(model.parameters()).device
-    with preserved_modes(model), preserved_attributes(model):
+    with preserved_modes(model), preserved_attributes(model, first=True):
         model.eval()
         without_nested_tensors(model)
         with torch.no_grad(), preserved_rng(device), preserved_buffers(model):

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from enum import Enum, auto
+from operator import is_
 from typing import Any
 
 import torch
@@ -171,15 +172,28 @@ def preserved_modes(root: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def preserved_attributes(root: nn.Module) -> Iterator[None]:
-    """What its modules note on themselves inside, such as a count or the last state of a recurrence, is forgotten."""
+def preserved_attributes(root: nn.Module, *, first: bool = False) -> Iterator[None]:
+    """What its modules note on themselves inside, such as a count or the last state of a recurrence, is forgotten.
+
+    `first`: not if it builds parts of itself inside, as in its first pass. What it noted says that they are there.
+    """
     own = [(vars(module), dict(vars(module))) for module in root.modules()]
+    parts = _parts(root) if first else []
     try:
         yield
     finally:
-        for attributes, before in own:
-            attributes.clear()
-            attributes.update(before)
+        after = _parts(root) if first else []
+        if len(after) == len(parts) and all(map(is_, after, parts)):
+            for attributes, before in own:
+                attributes.clear()
+                attributes.update(before)
+
+
+def _parts(root: nn.Module) -> list[nn.Module | Tensor | None]:
+    """Its modules and parameters."""
+    return [
+        part for module in root.modules() for kind in (module._modules, module._parameters) for part in kind.values()
+    ]
 
 
 @contextmanager

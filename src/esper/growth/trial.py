@@ -71,14 +71,17 @@ def _moved_parameter(model: nn.Module, example: Any) -> str:
             for _, parameter, value in values:
                 # With noise, for one may follow another that it equals at first. Frozen ones may be masks.
                 noisy = parameter.requires_grad and value.is_floating_point()
-                parameter.data = value + 0.1 * torch.randn_like(value) if noisy else value.clone()
-            found = [_copies(model)]
-            for _ in range(2):
+                parameter.data = torch.randn_like(value).mul_(0.1).add_(value) if noisy else value.clone()
+            moved = ""
+            for _ in range(2):  # with one copy at a time: a network may take half of the memory
+                before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
                 call_on_copies(model, example)
-                found.append(_copies(model))
-                if all(_same(found[-1][name], value) for name, value in found[-2].items()):
-                    return ""
-            return next(name for name, value in found[1].items() if not _same(found[2][name], value))
+                after = dict(model.named_parameters())
+                moved = next((name for name, value in before.items() if not _same(after[name], value)), "")
+                if not moved:
+                    break
+                del before
+            return moved
         except AttachError:
             raise
         except Exception:  # whatever fails in training says so then
@@ -90,12 +93,10 @@ def _moved_parameter(model: nn.Module, example: Any) -> str:
                 parameter.data = value
 
 
-def _copies(model: nn.Module) -> dict[str, Tensor]:
-    return {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
-
-
 def _same(one: Tensor, other: Tensor) -> bool:
-    return one.shape == other.shape and torch.allclose(one, other, rtol=1e-5, atol=1e-7, equal_nan=True)
+    if one.shape != other.shape:
+        return False
+    return torch.equal(one, other) or torch.allclose(one, other, rtol=1e-5, atol=1e-7, equal_nan=True)
 
 
 def draws_elsewhere(model: nn.Module, example: Any) -> bool:

@@ -73,11 +73,18 @@ def _masked_layer(model: nn.Module) -> str:
         shapes = {p.shape for p in module.parameters(recurse=False) if p.requires_grad and p.dim() == 2}
         frozen = [(name, p) for name, p in module.named_parameters(recurse=False) if not p.requires_grad]
         for name, value in (*module.named_buffers(recurse=False), *frozen):
-            if value.shape in shapes and f"{name.removesuffix('_mask')}_orig" not in module._parameters:
-                ones = value == 1
-                if bool((ones | (value == 0)).all()) and not bool(ones.all()):
-                    return path or type(module).__name__
+            pruned = f"{name.removesuffix('_mask')}_orig" in module._parameters
+            if value.shape in shapes and not pruned and _is_mask(value):
+                return path or type(module).__name__
     return ""
+
+
+def _is_mask(value: Tensor) -> bool:
+    """Both zeros and ones. Zeros alone are statistics that have not begun; to the identity, weights are added."""
+    ones = value == 1
+    if not bool((ones | (value == 0)).all()) or not bool(ones.any()) or bool(ones.all()):
+        return False
+    return not torch.equal(ones, torch.eye(*value.shape, dtype=torch.bool, device=value.device))
 
 
 def _hiding_nothing(example: Any, padding: Mapping[Any, Tensor | None]) -> Any:

@@ -58,7 +58,8 @@ def tried_loss(loss: Loss, outputs: Any, targets: Tensor, *, copied: bool) -> Te
     if copied and found.requires_grad:
         raise ObjectiveError(
             "the loss follows parameters that are not in the model's outputs, such as those of the model that you "
-            "passed, and a copy of that is trained: pass in_place=True, or use esper.Growth"
+            "passed, and a copy of that is trained: pass in_place=True, or use esper.Growth; or, of another network "
+            "that the loss only reads, freeze them with requires_grad_(False)"
         )
     return found
 

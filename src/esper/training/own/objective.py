@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from esper.engine.measure import Loss, Score
 from esper.errors import first_line
-from esper.growth.probe import AttachError, described, try_batch
+from esper.growth.probe import AttachError, call_on_copies, described, try_batch, untouched
 from esper.growth.randomness import preserved_rng
 from esper.tasks.batches import LABELS, Batch
 from esper.tasks.feed import IGNORED, Feed, LoaderFeed, TensorFeed, check_classes
@@ -161,7 +161,9 @@ def fit_objective(
     if classes is not None:
         _check_all_classes(seen, classes, ignored)
     chosen = _loss(seen)
-    _tried("loss", partial(tried_loss, chosen, seen.outputs, seen.targets, copied=copied), seen)
+    with untouched(model):
+        call_on_copies(model, batch[0])  # once more: the loss may read what the model notes on itself in a pass
+        _tried("loss", partial(tried_loss, chosen, seen.outputs, seen.targets, copied=copied), seen)
     if metric is None:
         judge = _default_score(seen, ignored)
         _tried("metric", lambda: judge.score(seen.outputs, seen.targets), seen)
@@ -188,7 +190,10 @@ def check_test(model: nn.Module, batches: Callable[[], Iterable[Batch]], objecti
     with preserved_rng(next(model.parameters()).device), torch.no_grad():
         inputs, targets = next(iter(batches()))
         try:
-            objective.loss(try_batch(model, inputs), targets)
+            outputs = try_batch(model, inputs)
+            with untouched(model):
+                call_on_copies(model, inputs)  # the loss may read what the model notes on itself
+                objective.loss(outputs, targets)
         except (AttachError, ObjectiveError, RuntimeError) as error:
             raise ValueError(f"the test data do not fit: {first_line(error)}") from error
 

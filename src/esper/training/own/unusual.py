@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from functools import partial
 from typing import Any
 
@@ -39,7 +40,9 @@ def reads_model(what: str, function: Any, model: nn.Module) -> str:
     if code is None:
         return ""
     known = [function.__globals__.get(name) for name in code.co_names]
-    known += [cell.cell_contents for name, cell in zip(code.co_freevars, cells, strict=True) if name != "self"]
+    for name, cell in zip(code.co_freevars, cells, strict=True):
+        with suppress(ValueError):  # nothing is in it yet
+            known += [cell.cell_contents] if name != "self" else []
     if not any(one is part for one in known if isinstance(one, nn.Module) for part in model.modules()):
         return ""
     return (
