@@ -175,6 +175,26 @@ def test_slots_that_no_gradient_reaches_are_refused_by_name_and_left_out_by_the_
     assert [slot.path for slot in attach(Cut(how), "auto", X[:2]).slots] == ["first"]
 
 
+class Statistics:
+    """Of a person's own: nothing that a module would know of."""
+
+    def __init__(self) -> None:
+        self.means: list[float] = []
+
+
+def test_trying_a_model_does_not_move_what_it_notes_in_an_object_of_its_own() -> None:
+    def note(model: Net, x: Tensor) -> None:
+        if model.training:
+            model.statistics.means.append(float(x.mean()))  # type: ignore[union-attr, operator]
+
+    model = Net(note)
+    model.statistics = Statistics()  # type: ignore[assignment]
+    assert attach(model, ["first"], X[:2]).slots
+    assert model.statistics.means == []  # type: ignore[union-attr, comparison-overlap]
+    model(X)
+    assert len(model.statistics.means) == 1  # type: ignore[union-attr, arg-type]
+
+
 def test_a_limit_on_norms_is_no_reason_to_refuse() -> None:
     assert attach(Net(limits_its_norm), ["first"], X[:2]).slots
 

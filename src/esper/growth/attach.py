@@ -25,7 +25,7 @@ from esper.growth.model import GrowingModel, Survey, planted_modules
 from esper.growth.probe import AttachError, probe
 from esper.growth.replay import find_taps
 from esper.growth.style import find_styles
-from esper.growth.trial import check_state_stays, draws_elsewhere, replays_agree, slots_without_gradient
+from esper.growth.trial import check_state_stays, draws_elsewhere, replays_agree, slots_without_gradient, trial_copy
 from esper.growth.visibility import check_words, find_visibility
 from esper.lifecycle import Rules
 from esper.tables import quantity
@@ -66,11 +66,10 @@ def attach(
     found = survey(model, slots, example, layouts, visibility)
     styles = find_styles(model, example, dict(found.slots))
     found = replace(found, slots=tuple((path, replace(shape, style=styles[path])) for path, shape in found.slots))
-    limits: dict[str, Any] = {"rules": rules, "blueprints": blueprints, "budget": budget, "max_seeds": max_seeds}
-    check_state_stays(model, example)
-    found = replace(found, draws_elsewhere=draws_elsewhere(model, example))
-    growing = GrowingModel(model, found, **limits, rng_seed=rng_seed)
-    if cut_off := slots_without_gradient(growing, example):
+    tried = trial_copy(model)
+    check_state_stays(tried, example)
+    found = replace(found, draws_elsewhere=draws_elsewhere(tried, example))
+    if cut_off := slots_without_gradient(GrowingModel(tried, found), example):
         found = replace(found, slots=tuple((path, shape) for path, shape in found.slots if path not in cut_off))
         if not (isinstance(slots, str) and found.slots):  # by name, or all that the rule found
             raise AttachError(
@@ -78,10 +77,11 @@ def attach(
                 "it must not run under torch.no_grad() or be detached, and torch.utils.checkpoint needs "
                 "use_reentrant=False"
             )
-        growing = GrowingModel(model, found, **limits, rng_seed=rng_seed)
-    if replays_agree(growing, example):
-        return growing
-    return GrowingModel(model, replace(found, taps=()), **limits, rng_seed=rng_seed)  # each pass is a whole one
+    if not replays_agree(GrowingModel(tried, found), example):
+        found = replace(found, taps=())  # each pass is a whole one
+    return GrowingModel(
+        model, found, rules=rules, blueprints=blueprints, budget=budget, max_seeds=max_seeds, rng_seed=rng_seed
+    )
 
 
 def survey(

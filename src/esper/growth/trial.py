@@ -15,10 +15,19 @@ from torch.utils._pytree import tree_leaves
 
 from esper.growth.graft import first_tensor, with_first
 from esper.growth.model import GrowingModel
-from esper.growth.plain import allowed_gap, output_gap
+from esper.growth.plain import ExportError, allowed_gap, copied, output_gap
 from esper.growth.probe import AttachError, arguments, call_on_copies, untouched, with_batch
 from esper.growth.randomness import Elsewhere, preserved_rng
 from esper.growth.slot import SlotMode
+
+
+def trial_copy(model: nn.Module) -> nn.Module:
+    """The same parameters and buffers in modules of its own: what a model notes in objects of its own (a list, running
+    statistics) is not to be moved by passes that only try it. The model itself, where it cannot be copied."""
+    try:
+        return copied(model, [*model.parameters(), *model.buffers()])
+    except ExportError:  # refused where a copy is needed
+        return model
 
 
 def check_state_stays(model: nn.Module, example: Any) -> None:
