@@ -385,7 +385,7 @@ def test_a_survey_of_one_host_holds_for_another_of_its_kind(name: str) -> None:
     told, looked = GrowingModel(world.host(1), found, rng_seed=1), world.grown(seed=1)
     without_style = tuple((path, replace(shape, style=Style())) for path, shape in looked.survey.slots)
     # `attach` adds the style, and looks which random numbers are drawn.
-    assert told.survey == replace(looked.survey, slots=without_style, draws_elsewhere=True)
+    assert told.survey == replace(looked.survey, slots=without_style, uses_other_rngs=True)
     for one, other in zip(told.slots, looked.slots, strict=True):
         assert (one.index, one.path, one.shape) == (other.index, other.path, replace(other.shape, style=Style()))
         assert one.module is told.host.get_submodule(one.path)

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 import esper
 from esper.actions import Action, Op
 from esper.env.situation import Situation
-from esper.growth.randomness import Elsewhere, preserved_rng
+from esper.growth.randomness import OtherRngs, preserved_rng
 from esper.lifecycle import Rules
 
 X = torch.randn(80, 4, generator=torch.Generator().manual_seed(0))
@@ -72,7 +72,7 @@ SOURCES = pytest.mark.parametrize(
 
 
 @SOURCES
-def test_a_host_that_draws_elsewhere_cannot_tell_whether_a_seed_incubates(number: Callable[[], float]) -> None:
+def test_a_host_that_draws_from_other_rngs_cannot_tell_whether_a_seed_incubates(number: Callable[[], float]) -> None:
     before = random.getstate(), np.random.get_state(legacy=False)["state"]["pos"]
     grown, alone = (grow(number, controller=controller, epochs=3) for controller in (Plants(), "none"))
     assert any(record.trained.shadow_losses for record in grown.history.records)
@@ -95,18 +95,18 @@ def test_who_draws_from_torch_alone_pays_for_nothing_else(number: Callable[[], f
     def from_torch() -> float:
         return torch.rand(()).item()
 
-    found = [esper.attach(Drops(draw), ["first"], X[:4]).survey.draws_elsewhere for draw in (number, from_torch)]
+    found = [esper.attach(Drops(draw), ["first"], X[:4]).survey.uses_other_rngs for draw in (number, from_torch)]
     assert found == [True, False]
 
 
 def test_all_three_are_preserved_and_kept_as_data() -> None:
     with preserved_rng(torch.device("cpu")):
         expected = draws()
-    state = Elsewhere.now()
+    state = OtherRngs.now()
     assert draws() == expected
-    Elsewhere.from_data(state.data()).set()
+    OtherRngs.from_data(state.data()).set()
     assert (random.random(), float(np.random.rand())) == expected[1:]
-    state = Elsewhere.seeded(-3)
+    state = OtherRngs.seeded(-3)
     state.set()
     first = draws()[1:]
     state.set()

@@ -148,7 +148,7 @@ class CapturedEpoch:
         """One block of updates: the next one."""
         learner = self.learner
         model, incubating = learner.model, self._incubating
-        drawn = learner.rng_state, learner.elsewhere
+        drawn = learner.rng_state, learner.other_rngs
         batches = tensor_feed(learner).gather(self._now(self.plan), self._train)
         model.train()
         losses = []
@@ -166,7 +166,7 @@ class CapturedEpoch:
         else:
             self._total.add_(total)
             self._position.add_(1)
-        self._drew = not (torch.equal(learner.rng_state, drawn[0]) and learner.elsewhere.same(drawn[1]))
+        self._drew = not (torch.equal(learner.rng_state, drawn[0]) and learner.other_rngs.same(drawn[1]))
         learner.optimizer.zero_grad()  # a gradient lies in the graph's memory, which other graphs will use
 
     def _make_measurement(self) -> None:

@@ -19,7 +19,7 @@ from esper.engine.optimizer import GrowingOptimizer
 from esper.engine.precision import Precision, arithmetic, uses_bf16
 from esper.growth.model import GrowingModel
 from esper.growth.probe import arguments
-from esper.growth.randomness import Elsewhere, preserved_rng
+from esper.growth.randomness import OtherRngs, preserved_rng
 from esper.growth.slot import Slot
 from esper.lifecycle import IllegalTransitionError, Stage, Transition
 from esper.tasks.feed import Batch, Feed
@@ -72,7 +72,7 @@ class Learner:
         """Set while passes are made in bfloat16."""
         self.rng_state = torch.Generator().manual_seed(seed).get_state()
         """Where this learner's own sequence of random numbers is."""
-        self.elsewhere = Elsewhere.seeded(seed)
+        self.other_rngs = OtherRngs.seeded(seed)
         """The same of Python and numpy."""
 
     # -- one epoch, in this order -------------------------------------------------------------------------------
@@ -282,9 +282,9 @@ class Learner:
         """Dropout and the like draw from this learner's own sequences; on a GPU all learners share the device's."""
         with preserved_rng(torch.device("cpu")):
             torch.set_rng_state(self.rng_state)
-            self.elsewhere.set()
+            self.other_rngs.set()
             yield
-            self.rng_state, self.elsewhere = torch.get_rng_state(), Elsewhere.now()
+            self.rng_state, self.other_rngs = torch.get_rng_state(), OtherRngs.now()
 
 
 class Updates:

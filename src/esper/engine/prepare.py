@@ -17,7 +17,7 @@ from esper.growth.attach import survey
 from esper.growth.model import GrowingModel, Survey
 from esper.growth.randomness import preserved_rng
 from esper.growth.tensors import move_together
-from esper.growth.trial import draws_elsewhere
+from esper.growth.trial import uses_other_rngs
 from esper.lifecycle import Rules
 from esper.tasks.data import Split, channels_last
 from esper.tasks.feed import TensorFeed
@@ -60,7 +60,7 @@ def task_learner(
     found = known
     if found is None:
         found = survey(host, task.slots, train.x[:2], visibility=task.visibility)
-        found = replace(found, draws_elsewhere=draws_elsewhere(host, train.x[:2]))
+        found = replace(found, uses_other_rngs=uses_other_rngs(host, train.x[:2]))
     growing = GrowingModel(host, found, rules=rules, budget=budget, max_seeds=max_seeds, rng_seed=seed)
     growing.first_weights = None if task.numbers is None else task.numbers.seed
     if half_images:

@@ -25,7 +25,7 @@ from esper.growth.model import GrowingModel, Survey, planted_modules
 from esper.growth.probe import AttachError, probe
 from esper.growth.replay import find_taps
 from esper.growth.style import find_styles
-from esper.growth.trial import check_state_stays, draws_elsewhere, replays_agree, slots_without_gradient, trial_copy
+from esper.growth.trial import check_state_stays, replays_agree, slots_without_gradient, trial_copy, uses_other_rngs
 from esper.growth.visibility import check_words, find_visibility
 from esper.lifecycle import Rules
 from esper.tables import quantity
@@ -68,7 +68,7 @@ def attach(
     found = replace(found, slots=tuple((path, replace(shape, style=styles[path])) for path, shape in found.slots))
     tried = trial_copy(model)
     check_state_stays(tried, example)
-    found = replace(found, draws_elsewhere=draws_elsewhere(tried, example))
+    found = replace(found, uses_other_rngs=uses_other_rngs(tried, example))
     if cut_off := slots_without_gradient(GrowingModel(tried, found), example):
         found = replace(found, slots=tuple((path, shape) for path, shape in found.slots if path not in cut_off))
         if not (isinstance(slots, str) and found.slots):  # by name, or all that the rule found

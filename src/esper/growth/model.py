@@ -38,7 +38,7 @@ class Survey:
     """The slots, in the order of the forward pass."""
     taps: tuple[str, ...]
     """The modules whose outputs a replay can use again (`esper.growth.replay`)."""
-    draws_elsewhere: bool = True
+    uses_other_rngs: bool = True
     """A pass in training draws random numbers of Python or numpy, as far as is known."""
 
 
@@ -150,7 +150,7 @@ class GrowingModel(nn.Module):
         Gives the output. Take gradients inside: a block that the host checkpoints runs again then.
         """
         others = [other.seed for other in self.joined if other.seed is not None]
-        apart = preserved_rng(self.device, elsewhere=self.survey.draws_elsewhere)
+        apart = preserved_rng(self.device, others=self.survey.uses_other_rngs)
         kept = preserved_attributes(self.host)
         with apart, kept, preserved_buffers(*others), self._switched({slot: SlotMode.SHADOW}):
             yield self.host(*args, **kwargs)

@@ -117,9 +117,20 @@ def call_on_copies(model: nn.Module, inputs: Any) -> Any:
 
 def try_batch(model: nn.Module, inputs: Any) -> Any:
     """The same, with the model left as it was; an error becomes one line."""
+    with tried_batch(model, inputs) as outputs:
+        return outputs
+
+
+@contextmanager
+def tried_batch(model: nn.Module, inputs: Any) -> Iterator[Any]:
+    """The same outputs, while the model still holds what it notes on itself in a pass, which a loss may read."""
+    with untouched(model):
+        yield _outputs(model, inputs)
+
+
+def _outputs(model: nn.Module, inputs: Any) -> Any:
     try:
-        with untouched(model):
-            outputs = call_on_copies(model, inputs)
+        outputs = call_on_copies(model, inputs)
     except AttachError:
         raise
     except Exception as error:

@@ -20,18 +20,18 @@ GENERATOR = "MT19937"
 
 
 @dataclass(frozen=True, slots=True)
-class Elsewhere:
-    """Where the sequences of Python and numpy are."""
+class OtherRngs:
+    """Where the sequences of random numbers of Python and numpy are."""
 
     python: tuple[Any, ...]
     numpy: dict[str, Any]
 
     @classmethod
-    def now(cls) -> Elsewhere:
+    def now(cls) -> OtherRngs:
         return cls(random.getstate(), np.random.get_state(legacy=False))
 
     @classmethod
-    def seeded(cls, seed: int) -> Elsewhere:
+    def seeded(cls, seed: int) -> OtherRngs:
         return cls(random.Random(seed).getstate(), np.random.RandomState(seed % 2**32).get_state(legacy=False))
 
     def set(self) -> None:
@@ -39,7 +39,7 @@ class Elsewhere:
         with suppress(ValueError):  # of another generator, which somebody has put there meanwhile
             np.random.set_state(self.numpy)
 
-    def same(self, other: Elsewhere) -> bool:
+    def same(self, other: OtherRngs) -> bool:
         """Whether nothing was drawn between the two."""
         return self.python == other.python and pickle.dumps(self.numpy) == pickle.dumps(other.numpy)
 
@@ -54,7 +54,7 @@ class Elsewhere:
         return found
 
     @classmethod
-    def from_data(cls, data: Mapping[str, Any]) -> Elsewhere:
+    def from_data(cls, data: Mapping[str, Any]) -> OtherRngs:
         version, words, gauss = data["python"]
         python = (version, tuple(words.tolist()), gauss)
         if "numpy" not in data:
@@ -65,14 +65,14 @@ class Elsewhere:
 
 
 @contextmanager
-def preserved_rng(device: torch.device, *, elsewhere: bool = True) -> Iterator[None]:
+def preserved_rng(device: torch.device, *, others: bool = True) -> Iterator[None]:
     """Random numbers drawn inside do not move the host's own sequences.
 
-    A GPU's generator cannot be read while a CUDA graph is captured; there it moves on. `elsewhere`: those of Python and
+    A GPU's generator cannot be read while a CUDA graph is captured; there it moves on. `others`: those of Python and
     numpy as well, which takes 0.1 ms, a third of a small network's pass.
     """
     forked = device.type == "cuda" and not torch.cuda.is_current_stream_capturing()
-    kept = Elsewhere.now() if elsewhere else None
+    kept = OtherRngs.now() if others else None
     try:
         with torch.random.fork_rng(devices=[device] if forked else []):
             yield

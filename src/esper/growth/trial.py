@@ -17,7 +17,7 @@ from esper.growth.graft import first_tensor, with_first
 from esper.growth.model import GrowingModel
 from esper.growth.plain import ExportError, allowed_gap, copied, output_gap
 from esper.growth.probe import AttachError, arguments, call_on_copies, untouched, with_batch
-from esper.growth.randomness import Elsewhere, preserved_rng
+from esper.growth.randomness import OtherRngs, preserved_rng
 from esper.growth.slot import SlotMode
 
 
@@ -108,18 +108,18 @@ def _same(one: Tensor, other: Tensor) -> bool:
     return torch.equal(one, other) or torch.allclose(one, other, rtol=1e-5, atol=1e-7, equal_nan=True)
 
 
-def draws_elsewhere(model: nn.Module, example: Any) -> bool:
+def uses_other_rngs(model: nn.Module, example: Any) -> bool:
     """Whether a pass in training draws random numbers of Python or numpy."""
     with untouched(model):
         model.train()
-        before = Elsewhere.now()
+        before = OtherRngs.now()
         try:
             call_on_copies(model, with_batch(example, 2))
         except AttachError:
             raise
         except Exception:  # whatever fails in training says so then
             return True
-        return not before.same(Elsewhere.now())
+        return not before.same(OtherRngs.now())
 
 
 def slots_without_gradient(growing: GrowingModel, example: Any) -> list[str]:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from esper.engine.measure import Loss, Score
 from esper.errors import first_line
-from esper.growth.probe import AttachError, call_on_copies, described, try_batch, untouched
+from esper.growth.probe import AttachError, described, tried_batch, try_batch
 from esper.growth.randomness import preserved_rng
 from esper.tasks.batches import LABELS, Batch
 from esper.tasks.feed import IGNORED, Feed, LoaderFeed, TensorFeed, check_classes
@@ -151,8 +151,7 @@ def fit_objective(
     scale: Scale | None,
     copied: bool,
 ) -> Objective:
-    """Loss and score, tried on `batch`, the first of the validation set. `targets` are some of the training's.
-    `copied`: the model is a copy of its owner's."""
+    """Loss and score, tried on `batch`, of the validation set. `targets` are for training; `copied`: the model is."""
     check_metric(metric, scale)
     seen = _Seen(feed, targets, *batch, try_batch(model, batch[0]), _on_device(loss, batch[1]), kind_of(loss))
     _check_targets(seen)
@@ -161,8 +160,7 @@ def fit_objective(
     if classes is not None:
         _check_all_classes(seen, classes, ignored)
     chosen = _loss(seen)
-    with untouched(model):
-        call_on_copies(model, batch[0])  # once more: the loss may read what the model notes on itself in a pass
+    with tried_batch(model, batch[0]):  # once more: the loss may read what the model notes on itself
         _tried("loss", partial(tried_loss, chosen, seen.outputs, seen.targets, copied=copied), seen)
     if metric is None:
         judge = _default_score(seen, ignored)
@@ -190,9 +188,7 @@ def check_test(model: nn.Module, batches: Callable[[], Iterable[Batch]], objecti
     with preserved_rng(next(model.parameters()).device), torch.no_grad():
         inputs, targets = next(iter(batches()))
         try:
-            outputs = try_batch(model, inputs)
-            with untouched(model):
-                call_on_copies(model, inputs)  # the loss may read what the model notes on itself
+            with tried_batch(model, inputs) as outputs:
                 objective.loss(outputs, targets)
         except (AttachError, ObjectiveError, RuntimeError) as error:
             raise ValueError(f"the test data do not fit: {first_line(error)}") from error

@@ -25,7 +25,7 @@ from esper.env.rent import RENT_RATE
 from esper.env.situation import Observer
 from esper.errors import refused
 from esper.growth.blueprints import Style
-from esper.growth.randomness import Elsewhere
+from esper.growth.randomness import OtherRngs
 from esper.growth.seed import Seed
 from esper.lifecycle import Stage
 from esper.plain_data import as_data, from_data
@@ -290,14 +290,14 @@ def _check_readable(host: nn.Module) -> None:
 def _rng_state(learner: Learner) -> dict[str, Any]:
     device = learner.model.device
     cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-    own = {"learner": learner.rng_state.clone(), "elsewhere": learner.elsewhere.data()}
+    own = {"learner": learner.rng_state.clone(), "other_rngs": learner.other_rngs.data()}
     return {"torch": torch.get_rng_state(), "cuda": cuda, **own}
 
 
 def _set_rng_state(learner: Learner, saved: Mapping[str, Any]) -> None:
     torch.set_rng_state(saved["torch"].cpu())
     learner.rng_state = saved["learner"].cpu()
-    if "elsewhere" in saved:  # not in older states
-        learner.elsewhere = Elsewhere.from_data(saved["elsewhere"])
+    if "other_rngs" in saved:  # not in older states
+        learner.other_rngs = OtherRngs.from_data(saved["other_rngs"])
     if saved["cuda"] is not None and learner.model.device.type == "cuda":
         torch.cuda.set_rng_state(saved["cuda"].cpu(), learner.model.device)
