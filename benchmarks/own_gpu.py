@@ -32,7 +32,7 @@ from esper.engine.precision import Precision, arithmetic
 from esper.policy.controller import Controller
 from esper.policy.schedule import FixedSchedule, Planting
 from page_text import table
-from real_data import resnet_20
+from resnet import resnet_20
 
 PLAIN = "plain loop"
 GOALS = {"no seeds": 0.95, "grown, graphs": 2.0}
@@ -49,7 +49,7 @@ class Work(NamedTuple):
     val: int
 
 
-LARGE, SMALL = Work(16, 32, 128, 12_800, 1_280), Work(4, 8, 32, 256, 64)
+LARGE, SMALL = Work(16, 32, 128, 6_400, 640), Work(4, 8, 32, 256, 64)
 
 
 def examples(count: int, work: Work, device: torch.device, seed: int) -> Pair:

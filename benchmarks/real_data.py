@@ -10,7 +10,6 @@ import string
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,6 +21,7 @@ from torch import Tensor, nn
 
 from esper.growth.tensors import count_parameters
 from esper.tasks.cifar10 import find_folder, read_images
+from resnet import resnet_20
 
 Pair = tuple[Tensor, Tensor]
 LENGTH, ALPHABET = 32, 128
@@ -144,31 +144,6 @@ def small_conv(width: int) -> nn.Module:
     stages = [(3, width), (width, 2 * width)]
     body = [m for a, b in stages for m in (nn.Conv2d(a, b, 3, 2, 1), nn.BatchNorm2d(b), nn.ReLU())]
     return nn.Sequential(*body, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(2 * width, 10))
-
-
-class ResidualBlock(nn.Module):
-    def __init__(self, before: int, width: int) -> None:
-        super().__init__()
-        stride = 1 if before == width else 2
-        self.body = nn.Sequential(
-            nn.Conv2d(before, width, 3, stride, 1, bias=False),
-            nn.BatchNorm2d(width),
-            nn.ReLU(),
-            nn.Conv2d(width, width, 3, 1, 1, bias=False),
-            nn.BatchNorm2d(width),
-        )
-        short = [nn.Conv2d(before, width, 1, stride, bias=False), nn.BatchNorm2d(width)]
-        self.short = nn.Sequential(*short) if before != width else nn.Identity()
-
-    def forward(self, h: Tensor) -> Tensor:
-        return F.relu(self.body(h) + self.short(h))
-
-
-def resnet_20(width: int) -> nn.Module:
-    widths = [width] * 4 + [2 * width] * 3 + [4 * width] * 3
-    blocks = [ResidualBlock(a, b) for a, b in pairwise(widths)]
-    stem = [nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()]
-    return nn.Sequential(*stem, *blocks, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(4 * width, 10))
 
 
 # -- text --------------------------------------------------------------------------------------------------------------
