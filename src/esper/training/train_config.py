@@ -51,6 +51,9 @@ class TrainConfig:
     """Checkpoint that the policy starts from; None is a fresh one. A run's folder keeps a copy."""
     floor: float = 0.0
     """Least probability of a legal choice, in every head: what is never tried is never learnt about."""
+    restricted: float = 0.0
+    """Share of the training episodes that may plant only half of the blueprints, and of those that may plant none in
+    the first epochs: what the policy would no longer try is tried there."""
     rent: Rent = RENT_RATE
     """Points that one more host-size of parameters must earn; "varied": from 0 to 20, another one for each draw."""
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -81,7 +84,7 @@ class TrainConfig:
     """Project of Weights & Biases that gets the metrics, too."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, {**COUNTS, "floor": SHARE})
+        check_ranges(self, {**COUNTS, "floor": SHARE, "restricted": SHARE})
         check_rents(self.rent)
         check_number("vanishing_gradient", self.vanishing_gradient, AT_LEAST_0)
         check_number("exploding_gradient", self.exploding_gradient, ABOVE_0)
@@ -136,18 +139,20 @@ def _with_rent(data: object) -> object:
 PRESETS: dict[str, TrainConfig] = {
     "small": TrainConfig(
         task="6*grammar+mixed",  # half and half: a round of mixed is 24 draws, one of grammar 4
-        envs=1024,
-        updates=36,
+        envs=2048,
+        updates=46,
+        restricted=0.4,
         rent="varied",
         evaluate_every=0,
         compare_episodes=96,
         ppo=PPOConfig(
             siblings=4,
-            minibatches=8,
+            minibatches=32,
             learning_rate=6e-4,
             learning_rate_end=1e-4,
+            entropy_coefficient=0.03,
             entropy_coefficient_end=0.003,
-            anneal_updates=36,
+            anneal_updates=46,
         ),
     ),
     "demo": TrainConfig(
