@@ -71,7 +71,7 @@ def played() -> Episodes:
     log_prob = torch.rand(*episodes.action.shape, generator=torch.Generator().manual_seed(1)).log()
     assert episodes.facts is not None
     assert episodes.facts.kinds == ()  # of a family that names none
-    facts = replace(episodes.facts, kinds=("even", "odd"), kind=torch.arange(12) % 2)
+    facts = replace(episodes.facts, kinds=("even", "odd one @0", "odd one @1"), kind=torch.tensor([0, 1, 0, 2] * 3))
     return replace(episodes, log_prob=log_prob, facts=facts)
 
 
@@ -184,7 +184,7 @@ def test_counts_are_over_all_episodes(played: Episodes, small_bulk: int) -> None
     assert planted == {name: n for name, n in numbers.items() if name.startswith("effective/GERMINATE/")}
     entered = Counter(e.data["target"] for e in events if e.kind == "lifecycle")
     assert entered == +Counter({name[12:]: n for name, n in numbers.items() if name.startswith("transitions/")})
-    for kind, offset in (("even", 0), ("odd", 1)):
+    for kind, offset in (("even", 0), ("odd one", 1)):
         scores = [row["score"] for row in rows_of(played)[offset::2]]
         assert numbers[f"score/{kind}"] == pytest.approx(sum(scores) / len(scores))
 

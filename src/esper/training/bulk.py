@@ -26,6 +26,8 @@ BULK = 256
 """Rollouts of more episodes are recorded in bulk: at 25 steps each, every decision would be over 1 MB an update."""
 EPISODES_IN_FULL = 8
 """Episodes of such a rollout whose decisions and events are recorded."""
+KIND_WORDS = 2
+"""Words of a kind that the metric of its score is named after: "series distant" of "series distant @0"."""
 
 
 def sample(draws: Tensor, count: int = EPISODES_IN_FULL) -> Tensor:
@@ -107,14 +109,17 @@ def _actions(episodes: Episodes, facts: Facts) -> dict[str, float]:
 
 
 def _scores(facts: Facts) -> dict[str, float]:
-    """Mean score by kind of problem, where that is known."""
+    """Mean score by kind of problem, where that is known: by its first words, since `grammar` has over a thousand."""
     known = facts.kind >= 0
     if not facts.kinds or not bool(known.any()):
         return {}
-    kind, score = facts.kind[known], facts.at_the_end(facts.steps.reward.score)[known].nan_to_num(0.0)
-    number = torch.bincount(kind, minlength=len(facts.kinds))
-    means = (torch.bincount(kind, score, minlength=len(facts.kinds)) / number).tolist()
-    return {f"score/{name}": mean for name, mean in zip(facts.kinds, means, strict=True) if not math.isnan(mean)}
+    shortened = [" ".join(kind.split()[:KIND_WORDS]) for kind in facts.kinds]
+    names = tuple(dict.fromkeys(shortened))
+    group = torch.tensor([names.index(name) for name in shortened], device=facts.kind.device)[facts.kind[known]]
+    score = facts.at_the_end(facts.steps.reward.score)[known].nan_to_num(0.0)
+    number = torch.bincount(group, minlength=len(names))
+    means = (torch.bincount(group, score, minlength=len(names)) / number).tolist()
+    return {f"score/{name}": mean for name, mean in zip(names, means, strict=True) if not math.isnan(mean)}
 
 
 def _named(what: str, names: Sequence[str], values: Tensor) -> dict[str, float]:
