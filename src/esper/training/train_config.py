@@ -139,20 +139,18 @@ def _with_rent(data: object) -> object:
 PRESETS: dict[str, TrainConfig] = {
     "small": TrainConfig(
         task="6*grammar+mixed",  # half and half: a round of mixed is 24 draws, one of grammar 4
-        envs=2048,
-        updates=46,
-        restricted=0.4,
+        envs=1024,
+        updates=36,
         rent="varied",
         evaluate_every=0,
         compare_episodes=96,
         ppo=PPOConfig(
             siblings=4,
-            minibatches=32,
+            minibatches=8,
             learning_rate=6e-4,
             learning_rate_end=1e-4,
-            entropy_coefficient=0.03,
             entropy_coefficient_end=0.003,
-            anneal_updates=46,
+            anneal_updates=36,
         ),
     ),
     "demo": TrainConfig(

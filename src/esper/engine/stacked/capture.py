@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import weakref
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import torch
+
+_IDLE: defaultdict[torch.device, list[torch.cuda.Stream]] = defaultdict(list)
+"""Streams of stacks that are gone. cuBLAS keeps a workspace of tens of MB for every stream that ever used it, so each
+new stack takes one of these: a process needs as many as it has stacks at a time."""
 
 
 class Capture:
@@ -17,7 +23,9 @@ class Capture:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
-        self.stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        idle = _IDLE[device]
+        self.stream = idle.pop() if idle else torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        weakref.finalize(self, idle.append, self.stream)
         self._pool = torch.cuda.graph_pool_handle()
         # A pool is given back to the device when its last graph goes; an empty one keeps it.
         self._keeper = torch.cuda.CUDAGraph()
