@@ -204,18 +204,20 @@ def _in_full(data: Any, words: list[str], short: Mapping[str, str]) -> tuple[Any
     return data, words
 
 
-def _unboxed(said: str) -> str:
+def _unboxed(box: str) -> str:
     """What tyro said in a box (drawn, or in plain characters): what is below its title, up to the first rule; and the
     first option that it proposes."""
     parts = [""]
-    for line in (line.strip("│| ") for line in said.strip().splitlines()[1:]):
+    for line in (line.strip("│| ") for line in box.strip().splitlines()[1:]):
         is_rule = line and not line.strip("─-╰╯")
         parts += [""] if is_rule else []
         parts[-1] += "" if is_rule else f" {line}"
     first = next((part for part in parts if part.strip()), "the words are no command")
     meant = re.search(r"Perhaps you meant:\s+(--[\w.-]+)", " ".join(parts))
     hint = f"; did you mean {meant[1]}?" if meant else ""
-    return " ".join(first.partition("Got errors:")[0].split()).rstrip(".")[:300] + hint
+    said = " ".join(first.partition("Got errors:")[0].split())
+    said = re.sub(r"^Missing from [^:]*:", "missing:", said).replace(". (required)", ";")
+    return said.rstrip(".;")[:300] + hint
 
 
 def _overview() -> str:

@@ -33,7 +33,8 @@ class CheckpointCommand:
 
         if self.action == "upgrade":
             had, written = upgrade_checkpoint(self.path, self.out)
-            print(f"{written}: version {had} is now version {CHECKPOINT_VERSION}")
+            is_new = had == CHECKPOINT_VERSION
+            print(f"{written}: version {had} is {'current' if is_new else f'now version {CHECKPOINT_VERSION}'}")
             return 0
         info = inspect_checkpoint(self.path)
         add = f"without a digest; add one with: esper checkpoint upgrade {self.path}"
