@@ -181,17 +181,6 @@ def test_an_evaluation_masks_what_a_frozen_policy_may_not_do_and_a_rollout_does_
     assert (trainer.fleet.play(policy, draws, seeds=[0, 1, 2]).action[..., op] != Op.WAIT).any()
 
 
-def test_restrictions_are_for_rollouts_alone() -> None:
-    trainer = Trainer(replace(TINY, envs=8, updates=1, evaluate_every=0, restricted=1.0))
-    policy, draws = trainer._policy(), trainer.config.draw_ids(1)
-    free = trainer.fleet.play(policy, draws[:4], held_out=True).masks
-    limited = trainer.fleet.play(policy, draws, seeds=list(range(8))).masks
-    assert free.op[:, 0, Op.GERMINATE].all()
-    assert not limited.op[:, 0, Op.GERMINATE].any()  # all are put off by an epoch at least
-    assert limited.op[:, :, Op.GERMINATE].any()
-    assert limited.blueprint.sum() < 0.75 * free.blueprint.sum() * len(draws) / 4
-
-
 def test_everything_is_in_the_store(uninterrupted: Path) -> None:
     with sqlite3.connect(uninterrupted / STORE_NAME) as store:
         one = lambda sql: store.execute(sql).fetchone()[0]  # noqa: E731

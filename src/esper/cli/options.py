@@ -70,7 +70,6 @@ RANGES: dict[str, Count | Range] = {
     "learning_rate": POSITIVE,
     "noise": SHARE,
     "rent": WEIGHT,
-    "restricted": SHARE,
     "temperature": POSITIVE,
     "vanishing_gradient": WEIGHT,
 }

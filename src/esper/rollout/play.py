@@ -23,7 +23,6 @@ from esper.env.world import World
 from esper.policy.controller import ColumnController, Controller, RandomLegal, decisions_of
 from esper.rollout.episodes import Episodes, stack_steps
 from esper.rollout.facts import facts_from
-from esper.rollout.restrictions import Restrictions
 
 
 class StoppedError(Exception):
@@ -136,14 +135,11 @@ def play(
     *,
     held_out: bool = False,
     longest: int | None = None,
-    restrict: Callable[[ActionMasks], Restrictions] | None = None,
     stop: Callable[[], bool] = never,
 ) -> Episodes:
-    """One episode of every draw, from its first step to its last; `longest` is the number of steps it may have.
-    `restrict` gives limits of the episodes from their first masks."""
+    """One episode of every draw, from its first step to its last; `longest` is the number of steps it may have."""
     observation, masks = env.reset(draws, held_out=held_out)
     actor.reset(draws)
-    limits = None if restrict is None else restrict(masks)
     seen: list[tuple[Observation, ActionMasks]] = []
     decided: list[Decisions] = []
     given: list[EnvStep] = []
@@ -152,8 +148,6 @@ def play(
             raise StoppedError
         if len(given) == longest:
             raise ValueError(f"an episode lasts longer than the {longest} steps that it may have")
-        if limits is not None:
-            masks = limits.applied(masks, len(given))
         decisions = actor.act(env.situations, observation, masks)
         step = env.step(decisions.action if decisions.records is None else decisions.records)
         seen.append((observation, masks))

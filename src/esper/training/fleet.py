@@ -17,7 +17,6 @@ import logging
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -36,7 +35,6 @@ from esper.env.world import World
 from esper.errors import first_line
 from esper.rollout.episodes import Episodes, join
 from esper.rollout.play import Decisions, play
-from esper.rollout.restrictions import Restrictions
 from esper.tasks.family import BoundedFamily
 from esper.telemetry.profiler import PhaseTimers
 from esper.training.engines import make_env, parts_by_sort, parts_of, per_network, stack_size
@@ -74,19 +72,12 @@ class PolicyPlayer:
     """What a worker runs: it keeps its environment and the last policy it was sent."""
 
     def __init__(
-        self,
-        family: BoundedFamily,
-        engine: EngineName,
-        device: str,
-        *,
-        sharing: int = 0,
-        restricted: float = 0.0,
-        **settings: Any,
+        self, family: BoundedFamily, engine: EngineName, device: str, *, sharing: int = 0, **settings: Any
     ) -> None:
         """`sharing`: so many processes use the device, this one among them, and episodes are sent to another; 0 is the
-        only one, which keeps them. `restricted`: `TrainConfig.restricted`. `settings` are the environment's."""
+        only one, which keeps them. `settings` are the environment's."""
         self._family, self._engine, self._device, self._settings = family, engine, device, settings
-        self._sharing, self._restricted = sharing, restricted
+        self._sharing = sharing
         self._env: GrowthEnv | StackedEnv | None = None
         self._policy: tuple[bytes, Any] = (b"", None)
 
@@ -114,14 +105,9 @@ class PolicyPlayer:
             self._policy = (job.policy, unpack_policy(job.policy, self._device))
         network, normaliser = self._policy[1]
         actor = _TimedActor(network, normaliser, job.seed)
-        restrict = None
-        if self._restricted and job.seed is not None:  # a frozen policy may do all that is legal
-            restrict = partial(Restrictions.drawn, share=self._restricted, seed=job.seed)
         self._env.seconds.clear()
         with deferred_gc(torch.device(self._device)):
-            episodes = play(
-                self._env, actor, job.draws, held_out=job.held_out, longest=self._family.horizon, restrict=restrict
-            )
+            episodes = play(self._env, actor, job.draws, held_out=job.held_out, longest=self._family.horizon)
         return Played(episodes.to("cpu") if self._sharing else episodes, self._env.seconds | actor.timers.seconds)
 
     def _give_back_memory(self) -> None:

@@ -101,7 +101,6 @@ class Trainer:
             precision=config.precision,
             compiled=config.compiled,
             rent=config.rent,
-            restricted=config.restricted,
             executor=cluster,
         )
         self.agent = make_agent(config, device)

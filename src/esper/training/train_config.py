@@ -51,9 +51,6 @@ class TrainConfig:
     """Checkpoint that the policy starts from; None is a fresh one. A run's folder keeps a copy."""
     floor: float = 0.0
     """Least probability of a legal choice, in every head: what is never tried is never learnt about."""
-    restricted: float = 0.0
-    """Share of the training episodes that may plant only half of the blueprints, and of those that may plant none in
-    the first epochs: what the policy would no longer try is tried there."""
     rent: Rent = RENT_RATE
     """Points that one more host-size of parameters must earn; "varied": from 0 to 20, another one for each draw."""
     reward: RewardConfig = field(default_factory=RewardConfig)
@@ -84,7 +81,7 @@ class TrainConfig:
     """Project of Weights & Biases that gets the metrics, too."""
 
     def __post_init__(self) -> None:
-        check_ranges(self, {**COUNTS, "floor": SHARE, "restricted": SHARE})
+        check_ranges(self, {**COUNTS, "floor": SHARE})
         check_rents(self.rent)
         check_number("vanishing_gradient", self.vanishing_gradient, AT_LEAST_0)
         check_number("exploding_gradient", self.exploding_gradient, ABOVE_0)
