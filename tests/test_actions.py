@@ -30,6 +30,7 @@ def test_the_heads_have_one_order_and_every_operation_uses_some_of_them() -> Non
         ((Op.GERMINATE, 0, None, "linear"), "GERMINATE needs a blueprint"),
         ((Op.GERMINATE, 0, "conv"), "GERMINATE needs a blend"),
         ((Op.GERMINATE, 0, "conv", "cubic"), "unknown blend 'cubic': choose one of linear, sigmoid, gated"),
+        (("PRUNE", 0), "unknown operation 'PRUNE': choose one of Op.WAIT, Op.GERMINATE, Op.PRUNE, Op.FOSSILIZE"),
         ((Op.PRUNE, -1), "slots count from 0, not -1"),
         ((Op.PRUNE, "layer1"), "slots count from 0, not 'layer1'"),
     ],

@@ -50,6 +50,8 @@ class Action:
     """What a learned policy gave this decision as a whole; None for rules."""
 
     def __post_init__(self) -> None:
+        if self.op not in HEADS_USED:
+            raise ValueError(f"unknown operation {self.op!r}: choose one of {', '.join(f'Op.{op.name}' for op in Op)}")
         for head in ("slot", "blueprint", "blend"):
             given, used = getattr(self, head) is not None, head in HEADS_USED[self.op]
             if given != used:

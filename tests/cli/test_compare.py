@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -15,12 +16,13 @@ from typing import Any, cast
 
 import pytest
 
+from esper.agent.shipped import shipped_path
 from esper.cli import main
 from esper.cli.compare import Compare, _columns
 from esper.env.rent import score
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.training.catalogue import make_controller
-from esper.training.comparison import Comparison
+from esper.training.comparison import Comparison, compare
 from esper.training.statistics import Estimate
 from esper.training.tuning import as_toml, plan_rounds
 
@@ -187,6 +189,8 @@ def test_ctrl_c_reports_what_is_complete(tmp_path: Path) -> None:
         (("compare", "--controllers", "none,missing.toml", "--task", "digits"), "missing.toml"),
         (("compare", "--controllers", "none,none", "--task", "digits"), "named twice"),
         (("compare", "--controllers", ",", "--task", "digits"), "no controller is named"),
+        (("compare", "--controllers", "none=heuristic", "--task", "digits"), "'none' is the name of a rule"),
+        (("compare", "--controllers", "static ×2=random", "--task", "digits"), "is the name of a static control"),
         (("compare", "--episodes", "0"), "episodes must be at least 1"),
         (("compare", "--workers", "0", "--task", "digits"), "--workers must be at least 1"),
         (("compare", "--seed", "-1"), "--seed must be at least 0, not -1"),
@@ -280,3 +284,34 @@ def test_a_bad_controller_file_is_refused_with_the_reason(text: str, message: st
     with pytest.raises(ValueError, match=r"bad\.toml") as refused:
         make_controller(str(path))
     assert message in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("controllers", "settings", "message"),
+    [
+        ({"none": Heuristic()}, {}, "'none' is the name of a rule: call heuristic something else"),
+        ({"mine": Heuristic}, {}, "the controller is the class Heuristic"),
+        ({"mine": 3}, {}, "the controller must be a name"),
+        ({"mine": "none"}, {"rent": "varied"}, "rent must be a number of at least 0"),
+        ({"mine": "none"}, {"engine": "auto"}, "engine must be one of eager, graphs, stacked or None, not 'auto'"),
+        ({"mine": "none"}, {"scratch_of": "other"}, "scratch_of is none of the controllers: 'other'"),
+        ({"mine": "none"}, {"device": "cuda:99"}, "device 'cuda:99' cannot be used here"),
+    ],
+)
+def test_what_a_script_gets_wrong_is_said_before_anything_is_trained(
+    controllers: Any, settings: Any, message: str
+) -> None:
+    """An engine of another name was eager; another controller called `none` was what all were compared with."""
+    with pytest.raises(ValueError, match="^" + re.escape(message)):
+        compare("digits", controllers, [0], controls=False, **settings)
+
+
+def test_an_upgraded_checkpoint_replaces_no_other_file(tmp_path: Path, capsys: Capture) -> None:
+    """With --out RUN/config.json the run was lost."""
+    policy, other = tmp_path / "policy.safetensors", tmp_path / "config.json"
+    policy.write_bytes(shipped_path("small").read_bytes())
+    other.write_text("{}")
+    assert main(["checkpoint", "upgrade", str(policy), "--out", str(other)]) == 1
+    assert "exists already: choose another file with --out" in capsys.readouterr().err
+    assert other.read_text() == "{}"
+    assert main(["checkpoint", "upgrade", str(policy), "--out", str(policy)]) == 0

@@ -122,3 +122,15 @@ def test_maskable_ppo_trains_on_it() -> None:
     agent = sb3_contrib.MaskablePPO("MlpPolicy", env, n_steps=250, batch_size=125, seed=0)
     agent.learn(2_000)
     assert agent.num_timesteps == 2_000
+
+
+def test_what_does_not_fit_is_refused_before_any_network_takes_a_step() -> None:
+    """Actions too many were dropped in silence; others ended as an error from somewhere within."""
+    env = GrowthVectorEnv(2, task="digits")
+    with pytest.raises(gymnasium.error.ResetNeeded, match="reset the environment before a step"):
+        env.step(np.zeros(2, int))
+    for count in (1, 3):
+        with pytest.raises(ValueError, match=f"there are 2 environments, and {count} actions"):
+            env.step(np.zeros(count, int))
+        with pytest.raises(ValueError, match=f"there are 2 environments, and {count} seeds"):
+            env.reset(seed=[1] * count)

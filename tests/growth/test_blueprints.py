@@ -630,6 +630,14 @@ class Shrinking(Mine):
         return h[:, :1]
 
 
+class Idle(nn.Module):
+    def __init__(self, channels: int, layout: str) -> None:
+        super().__init__()
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h
+
+
 class Tuples(Mine):
     def forward(self, h: Tensor) -> Tensor:
         return (h, h)  # type: ignore[return-value]
@@ -651,6 +659,7 @@ class Formless(Mine):
         (Mine, {"rank": 3}, r"cannot be built as __init__\(self, channels, layout, rank\): .*'rank'"),
         (Shrinking, {}, r"must give a tensor of the shape that it gets: \[2, 8\] became \[2, 1\]"),
         (Tuples, {}, "became tuple"),
+        (Idle, {}, r"\(Idle\) has no parameter to train"),  # it ended in the middle of a run: list index out of range
         (Formless, {}, r"fails for an activation of \[2, 8\] \(dense\)"),
         (lambda channels, layout: None, {}, r"must be a class of nn.Module with __init__\(self, channels, layout\)"),
     ],

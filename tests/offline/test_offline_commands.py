@@ -172,6 +172,14 @@ def test_training_starts_from_a_policy_and_resumes_with_its_teacher(recording: P
     assert 0.0 < float(moved) < 0.05  # it learnt, from there on
 
 
+def test_a_teacher_is_not_recorded_under_the_name_of_another_rule(tmp_path: Path, capsys: Capture) -> None:
+    """The clone was then compared with the rule of that name, as if that had taught it."""
+    out = tmp_path / "recording"
+    said = only_line(capsys, ["record", "--task", "digits", "--controllers", "heuristic=random", "--out", str(out)])
+    assert "'heuristic' is the name of a rule: record random under another" in said
+    assert not out.exists()
+
+
 def test_a_start_that_cannot_be_used_leaves_no_run(tmp_path: Path, capsys: Capture) -> None:
     run = tmp_path / "run"
     words = ["train", "--task", "digits", "--run", str(run)]

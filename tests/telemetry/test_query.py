@@ -49,6 +49,8 @@ def test_json_and_csv_for_programs(run: Path, capsys: Capture) -> None:
     assert main(["query", str(run), "SELECT * FROM metrics WHERE 0", "--json"]) == 0
     assert json.loads(capsys.readouterr().out) == []
     assert main(["query", str(run), "SELECT 1", "--json", "--csv"]) == 1
+    assert main(["query", str(run), "SELECT 1 AS a, 2 AS b, 3 AS a", "--json"]) == 1  # one of them would be lost
+    assert "several are called a: use AS" in capsys.readouterr().err
 
 
 def test_without_sql_it_lists_what_there_is(run: Path, capsys: Capture) -> None:

@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import pytest
 
+from esper.agent.shipped import shipped_path
 from esper.cli import main
 from esper.config import ConfigError
+from esper.env.rent import RENT_RATE
 from esper.telemetry.store import open_readonly
 from esper.training import sweep
 from esper.training.loop import Trainer
 from esper.training.run_folder import RunFolder, RunFolderError
 from esper.training.statistics import bootstrap_table
-from esper.training.sweep import Run, Sweep, read_sweep, setting_rows
+from esper.training.sweep import Run, Sweep, judged_at, read_sweep, setting_rows
 from esper.training.train_config import TrainConfig
 from esper.training.workers import Processes
 
@@ -61,6 +63,8 @@ def test_a_file_is_every_setting_with_every_seed(tmp_path: Path) -> None:
         (("[settings.plain]", '[settings.plain]\ntask = "digits"'), "all settings must have one task"),
         (("[settings.plain]", "[settings.plain]\nseed = 2"), "seeds are given by seeds ="),
         (("[common]", "["), "is not valid TOML"),
+        (("envs = 8", "tensorboard = true"), "a sweep does nothing with tensorboard"),
+        (("envs = 8", "compare-episodes = 3"), "as many as --episodes says"),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, change: tuple[str, str], line: str) -> None:
@@ -68,6 +72,50 @@ def test_a_wrong_file_is_one_line(tmp_path: Path, change: tuple[str, str], line:
     with pytest.raises((ConfigError, ValueError)) as refused:
         read_sweep(tmp_path / "s.toml")
     assert line in str(refused.value)
+
+
+def test_a_setting_may_differ_from_what_follows_from_the_common_ones(tmp_path: Path) -> None:
+    """The shaping follows the discount. That of `common` was kept beside the discount of a setting, and refused."""
+    common = FILE.replace("siblings = 2", "discount = 0.9")
+    (tmp_path / "s.toml").write_text(common.replace("learning_rate = 0.5", "discount = 0.95"))
+    plain, _, fast, _ = (run.config for run in read_sweep(tmp_path / "s.toml"))
+    assert (plain.ppo.discount, plain.reward.discount) == (0.9, 0.9)
+    assert (fast.ppo.discount, fast.reward.discount) == (0.95, 0.95)
+
+
+def test_runs_may_start_from_a_policy_by_its_name(tmp_path: Path) -> None:
+    """It was looked for as a file of that name."""
+    run = Run("one", 0, replace(TINY, init="small"))
+    begun = Sweep(tmp_path / "sweep", [run])
+    assert begun.of(run).start.read_bytes() == shipped_path("small").read_bytes()
+    Sweep(tmp_path / "sweep", [run])  # goes on
+
+
+@pytest.mark.parametrize(
+    ("settings", "line"),
+    [
+        ('[settings.a]\n[settings.b]\ninit = "nothing"\n', "there is no checkpoint nothing"),
+        ("[settings.a.ppo]\nteacher_kl = 0.5\n", "needs a teacher"),
+        ('[settings.a]\nprecision = "bf16"\n', "is for GPUs"),
+        ('[settings.a]\nengine = "graphs"\n', "needs a GPU"),
+    ],
+)
+def test_what_a_run_cannot_have_is_refused_before_any_begins(
+    tmp_path: Path, settings: str, line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A weight of no teacher and the number formats of a GPU did nothing, without a word."""
+    (tmp_path / "s.toml").write_text(f'seeds = [0]\n[common]\ntask = "digits"\nenvs = 2\n{settings}')
+    words = ["sweep", str(tmp_path / "s.toml"), "--out", str(tmp_path / "out"), "--device", "cpu"]
+    assert main(words) in (1, 2)
+    assert line in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_runs_are_judged_at_their_own_rent() -> None:
+    """As `esper train` judges one; it was the usual rent, whatever they were trained for."""
+    of_rents = [[Run(f"r{rent}", 0, replace(TINY, rent=rent)) for rent in rents] for rents in ((9.0,), (9.0, 2.0))]
+    assert [judged_at(runs) for runs in of_rents] == [9.0, RENT_RATE]
+    assert judged_at([Run("varied", 0, replace(TINY, rent="varied"))]) == RENT_RATE
 
 
 def test_a_run_in_parts_is_the_run_and_a_killed_sweep_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -70,3 +70,44 @@ def test_a_long_run_says_how_long_and_a_short_one_does_not() -> None:
     assert said.startswith("0.2 million env-steps at about ")
     assert said.endswith(" on this device (cpu)")
     assert duration_of(PRESETS["demo"], "eager", "cpu", 1) == ""
+
+
+def test_changes_may_be_given_in_several_parts() -> None:
+    """The last --set won, and a run of two networks had 2,048."""
+    options = command._parser().parse_args(["--run", "r", "--set", "envs=2", "--set", "updates=1", "seed=7"])
+    config = command.configured("demo", options.seed, options.set)
+    assert (config.envs, config.updates, config.seed) == (2, 1, 7)
+
+
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["--set", "ppo.learning_rte=1"], "unknown setting 'learning_rte'"),
+        (["--set", "init=smal"], "there is no checkpoint smal"),
+        (["--set", "ppo.teacher_kl=0.5"], "needs a teacher"),
+        (["--set", "precision=bf16"], "--precision bf16 is for GPUs"),
+        (["--set", "engine=graphs"], "--engine graphs needs a GPU"),
+        (["--set", "tensorboard=true"], "has an effect in `esper train` only"),
+        (["--set", "ppo=3", "ppo.epochs=1"], "gives ppo a value and ppo.epochs another"),
+        (["--workers", "-3"], "--workers must be at least 1"),
+        (["--device", "cuda:99"], "device 'cuda:99' cannot be used here"),
+        (["--resume"], "holds no training run"),
+    ],
+)
+def test_what_cannot_be_is_one_line_and_leaves_no_run(
+    tmp_path: Path, words: list[str], line: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """It was a traceback, and a folder in which the corrected command was refused."""
+    preset = [] if "--resume" in words else ["--preset", "demo"]
+    device = [] if "--device" in words else ["--device", "cpu"]
+    assert command.main(["--run", str(tmp_path / "run"), *preset, *device, *words]) in (1, 2)
+    said = capsys.readouterr().err
+    assert line in said
+    assert said.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_resumed_run_takes_no_changes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """They were taken, and had no effect."""
+    assert command.main(["--run", str(tmp_path), "--resume", "--set", "updates=9", "--device", "cpu"]) == 1
+    assert "a resumed run keeps its configuration" in capsys.readouterr().err

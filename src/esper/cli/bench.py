@@ -10,10 +10,10 @@ from typing import Literal
 
 import torch
 
-from esper.cli.options import check_gpu_options
 from esper.config import COUNTS
 from esper.engine.gc_control import deferred_gc
 from esper.engine.precision import Precision
+from esper.training.engines import check_gpu_options
 from esper.training.own.grow import pick_device
 from esper.training.speed import WORKS, Speed, measure_images, measure_steps
 

@@ -9,7 +9,7 @@ from typing import Annotated, Literal
 
 import tyro
 
-from esper.cli.options import by_default
+from esper.cli.options import by_default, claim_file
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class CheckpointCommand:
     path: Annotated[Path, tyro.conf.Positional]
     """The checkpoint."""
     out: Annotated[Path | None, by_default("in place")] = None
-    """Where the upgraded one goes."""
+    """Where the upgraded one goes. No other file may be there."""
 
     def run(self) -> int:
         from esper.agent.checkpoints import (
@@ -32,6 +32,8 @@ class CheckpointCommand:
         )
 
         if self.action == "upgrade":
+            if self.out is not None and self.out.absolute() != self.path.absolute():
+                claim_file(self.out, "--out", new=True)
             had, written = upgrade_checkpoint(self.path, self.out)
             is_new = had == CHECKPOINT_VERSION
             print(f"{written}: version {had} is {'current' if is_new else f'now version {CHECKPOINT_VERSION}'}")

@@ -135,13 +135,15 @@ class Compare:
 def labelled(words: str) -> dict[str, str]:
     """By the name in the table: the controller's name or path. Each must be one that can be made."""
     from esper.training.catalogue import make_controller
+    from esper.training.comparison import check_label
 
     found: dict[str, str] = {}
     for word in filter(None, (part.strip() for part in words.split(","))):
         name, named, rest = word.partition("=")
         given, path = (name, rest) if named and not Path(word).exists() else ("", word)
-        make_controller(path)
+        made = make_controller(path)
         label = given or (path if Path(path).name in found else Path(path).name)
+        check_label(label, made)
         if label in found:
             raise ValueError(f"the controller {label!r} is named twice")
         found[label] = path

@@ -17,7 +17,7 @@ from torch import nn
 
 from esper.agent.shipped import DEFAULT_CONTROLLER
 from esper.cli.clusters import DeviceOption
-from esper.cli.options import by_default, check_gpu_options, file_name, refuse_if_it_holds, results_folder
+from esper.cli.options import by_default, file_name, refuse_if_it_holds, results_folder
 from esper.cli.terminal import wide_console
 from esper.cli.user_code import user_errors, user_function
 from esper.cli.watch import check_watchable, serving_page
@@ -30,6 +30,7 @@ from esper.tasks import load_task, task_names
 from esper.tasks.family import Draw, family_of
 from esper.telemetry.store import STORE_NAME
 from esper.training.catalogue import make_controller
+from esper.training.engines import check_gpu_options
 from esper.training.own.grow import grow, grow_task, pick_device
 from esper.training.own.grown import Grown
 from esper.training.own.summary import notes_of, result_table, seed_tables, worth

@@ -186,19 +186,6 @@ def pick_engine(
     return engine.name, [str(engine), check_memory(family, together, device, first=draws[0])]
 
 
-def check_gpu_options(
-    precision: str, compiled: bool, device: torch.device, *, cuda_graphs: bool = False, resumed: bool = False
-) -> None:
-    """Any other device would calculate in single precision all the same, without a word."""
-    if device.type == "cuda":
-        return
-    remedy = "name a GPU, because a resumed run keeps its configuration" if resumed else "leave it out, or name a GPU"
-    wanted = {"--cuda-graphs": cuda_graphs, "--compiled": compiled, f"--precision {precision}": precision != "fp32"}
-    for option, asked in wanted.items():
-        if asked:
-            raise ValueError(f"{option} is for GPUs, and {device} is none: {remedy}")
-
-
 # -- inputs -----------------------------------------------------------------------------------------------------------
 
 

@@ -53,6 +53,8 @@ class Query:
 
     def _print(self, columns: list[str], rows: Iterable[Cells]) -> None:
         if self.json:
+            if twice := [name for name in dict.fromkeys(columns) if columns.count(name) > 1]:
+                raise ValueError(f"--json needs a name for every column, and several are called {twice[0]}: use AS")
             _print_json(columns, rows)
         elif self.csv:
             writer = csv.writer(sys.stdout, lineterminator="\n")

@@ -56,11 +56,14 @@ class Record:
         from esper.offline.recording import growth_schema, next_draw
         from esper.tasks.draws import TRAINING_DRAWS_PER_SEED
         from esper.tasks.family import get_family
-        from esper.training.catalogue import make_controller
+        from esper.training.catalogue import RULES, make_controller
         from esper.training.evaluation import PackedController, batch_size, jobs_for
 
         torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
         named = labelled(self.controllers)
+        for name, path in named.items():
+            if name in RULES and path != name:  # what learns from it would be compared with the rule
+                raise ValueError(f"{name!r} is the name of a rule: record {path} under another, NAME={path}")
         made = {name: PackedController.of(make_controller(path)) for name, path in named.items()}
         claim(self.out)
         first = next_draw(self.out, growth_schema(), self.seed * TRAINING_DRAWS_PER_SEED)

@@ -42,14 +42,22 @@ class SweepCommand:
     actors: ActorOption = "cpu"
 
     def run(self) -> int:
+        from esper.training.catalogue import with_start
+        from esper.training.engines import check_gpu_options
+        from esper.training.loop import engine_of
         from esper.training.run_folder import RunFolder
         from esper.training.sweep import Sweep, read_sweep
 
         runs = read_sweep(self.path)
-        for run in runs:
-            run.config.family().draw(run.config.draw_ids(1)[0])  # find out now, not in a worker, what cannot be drawn
         device = device_of_jobs(self.device, self.cluster, self.actors)
         out = self.out or Path("runs") / self.path.stem
+        for run in runs:  # find out now, not in a worker, what cannot be had
+            family = run.config.family()
+            family.draw(run.config.draw_ids(1)[0])
+            check_gpu_options(run.config.precision, run.config.compiled, device)
+            engine_of(run.config, family, str(device))
+            if not (out / run.name).exists():  # one that has begun keeps what it starts from
+                with_start(run.config)
         claim(out)
         console = wide_console(stderr=False)
         chosen = chosen_executor(self.cluster, self.actors, self.workers, device.type, console)
@@ -73,7 +81,7 @@ class SweepCommand:
     def _judge(self, console: Console, sweep: Sweep, executor: Executor, device: torch.device) -> list[SettingRow]:
         from esper.tasks.draws import comparison_draws
         from esper.training.comparison import compare
-        from esper.training.sweep import setting_rows
+        from esper.training.sweep import judged_at, setting_rows
 
         config = sweep.runs[0].config
         with ProgressDisplay(console) as watch:
@@ -84,6 +92,7 @@ class SweepCommand:
                 controls=False,
                 executor=executor,
                 device=device,
+                rent=judged_at(sweep.runs),
                 progress=watch.note,
             )
         return setting_rows(sweep.runs, found.controllers)

@@ -15,13 +15,11 @@ import torch
 import tyro
 from rich.console import Console
 
-from esper.agent.policies import LearnedController
 from esper.cli.clusters import ActorKind, device_of_jobs, opened_cluster
 from esper.cli.compare import Compare
 from esper.cli.options import (
     ConfigOptions,
     by_default,
-    check_gpu_options,
     check_input,
     claim,
     discard_run,
@@ -38,8 +36,8 @@ from esper.telemetry import sinks
 from esper.telemetry.profiler import profiling
 from esper.telemetry.recorder import FanOut, RunRecorder, StoreRecorder
 from esper.telemetry.store import STORE_NAME, RunStore
-from esper.training.catalogue import policy_file
-from esper.training.engines import ONE_AT_A_TIME, check_memory, players, stack_size
+from esper.training.catalogue import with_start
+from esper.training.engines import ONE_AT_A_TIME, check_gpu_options, check_memory, players, stack_size
 from esper.training.interrupt import interruptible
 from esper.training.loop import Trainer, UpdateReport, engine_of
 from esper.training.own.grow import pick_device
@@ -153,8 +151,6 @@ class Train(ConfigOptions, TrainConfig):
             return
         config = self._config()
         self._check(config, device)
-        if config.init is not None:
-            LearnedController.load(Path(config.init))
         path = self.run_dir or Path("runs") / f"{file_name(config.task)}-{config.seed}"
         with (
             no_empty_folder(path / "checkpoints"),
@@ -188,11 +184,7 @@ class Train(ConfigOptions, TrainConfig):
         return workers, remarks
 
     def _config(self) -> TrainConfig:
-        if self.ppo.teacher_kl and self.init is None:
-            raise ValueError("--teacher-kl needs a teacher: name its checkpoint with --init")
-        config = self.config_as(TrainConfig)
-        init = None if self.init is None else str(policy_file(self.init))
-        return replace(config, init=init, **self._files())
+        return replace(with_start(self.config_as(TrainConfig)), **self._files())
 
     def _files(self) -> dict[str, Any]:
         """Absolute: a run is resumed from anywhere."""

@@ -119,18 +119,21 @@ class GrowthGymEnv(gymnasium.Env[Vector, np.int64]):
         self.observation_space = spaces.Box(NOT_MEASURED, 1.0, (width,), np.float32)
         self.action_space = spaces.Discrete(self._actions.size)
         self._mask: Mask = np.zeros(self._actions.size, bool)
+        self._running = False
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Vector, dict[str, Any]]:
         """`seed` fixes the problem and all that follow; without it the next problem is drawn."""
         super().reset(seed=seed)
         observation, masks = self._env.reset([int(self.np_random.integers(2**31))])
-        self._mask = self._actions.mask(masks)
+        self._mask, self._running = self._actions.mask(masks), True
         return flatten(observation), {"action_mask": self._mask}
 
     def step(self, action: np.int64 | int) -> tuple[Vector, float, bool, bool, dict[str, Any]]:
+        if not self._running:
+            raise gymnasium.error.ResetNeeded("no episode is going on: reset the environment before a step")
         present = len(self._env.situations[0].slots)
         step = self._env.step([self._actions.action(int(action), present)])
-        self._mask = self._actions.mask(step.masks)
+        self._mask, self._running = self._actions.mask(step.masks), not bool(step.terminated[0])
         return flatten(step.observation), float(step.reward[0]), bool(step.terminated[0]), False, self._info(step)
 
     def action_masks(self) -> Mask:
@@ -139,7 +142,7 @@ class GrowthGymEnv(gymnasium.Env[Vector, np.int64]):
 
     def _info(self, step: EnvStep) -> dict[str, Any]:
         info = step.infos[0]
-        assert isinstance(info, StepInfo), "gymnasium must reset an environment whose episode is over"
+        assert isinstance(info, StepInfo)  # the episode was going on
         said: dict[str, Any] = {"action_mask": self._mask, "reward_terms": dict(info.reward.terms)}
         said |= {"val_accuracy": info.record.measured.accuracy, "parameters": info.record.parameters}
         if info.reward.score is not None:
@@ -165,6 +168,8 @@ class GrowthVectorEnv(VectorEnv[Vector, NDArray[np.int64], NDArray[Any]]):
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Vector, dict[str, Any]]:
         seeds = seed if isinstance(seed, list) else [None if seed is None else seed + i for i in range(self.num_envs)]
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"there are {self.num_envs} environments, and {len(seeds)} seeds")
         self._over = [False] * self.num_envs
         begun = [env.reset(seed=one) for env, one in zip(self._envs, seeds, strict=True)]
         return np.stack([observation for observation, _ in begun]), self._joined([info for _, info in begun])
@@ -172,6 +177,8 @@ class GrowthVectorEnv(VectorEnv[Vector, NDArray[np.int64], NDArray[Any]]):
     def step(
         self, actions: NDArray[np.int64]
     ) -> tuple[Vector, NDArray[np.float64], NDArray[np.bool_], NDArray[np.bool_], dict[str, Any]]:
+        if len(actions) != self.num_envs:
+            raise ValueError(f"there are {self.num_envs} environments, and {len(actions)} actions")
         observations, rewards, infos = [], [], []
         for i, env in enumerate(self._envs):
             if self._over[i]:

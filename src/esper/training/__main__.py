@@ -9,6 +9,8 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -19,28 +21,51 @@ import torch
 
 from esper.config import settings_from
 from esper.engine.gc_control import deferred_gc
+from esper.errors import RefusedError
 from esper.telemetry.recorder import StoreRecorder
 from esper.telemetry.store import STORE_NAME, RunStore
-from esper.training.engines import ONE_AT_A_TIME, players
+from esper.training.catalogue import with_start
+from esper.training.engines import ONE_AT_A_TIME, check_gpu_options, players
 from esper.training.interrupt import interruptible
 from esper.training.loop import Trainer, UpdateReport, engine_of
+from esper.training.own.grow import pick_device
 from esper.training.run_folder import RunFolder
 from esper.training.session import begin_session, duration_of
 from esper.training.train_config import PRESETS, TrainConfig
+
+PRESET = "small"
 
 
 def main(words: Sequence[str] | None = None) -> int:
     options = _parser().parse_args(words)
     torch.set_num_threads(1)  # small nets: threads that spin cost several times the work
+    try:
+        return _run(options)
+    except (ValueError, OSError, RuntimeError) as error:
+        if os.environ.get("ESPER_TRACEBACK"):
+            raise
+        print(f"esper.training: {error}", file=sys.stderr)  # one line, as the commands give it
+        return 2 if isinstance(error, RefusedError) else 1
+
+
+def _run(options: argparse.Namespace) -> int:
+    """What cannot be used is found out before there is a folder."""
+    device = pick_device(options.device or "auto")
+    if options.workers is not None and options.workers < 1:
+        raise ValueError(f"--workers must be at least 1, not {options.workers}")
     if options.resume:
+        if options.preset or options.seed is not None or options.set:
+            raise ValueError("a resumed run keeps its configuration: leave out --preset, --seed and --set")
         folder, config = RunFolder.open(options.run)
         opened: Any = folder.lock()
     else:
-        config = configured(options.preset, options.seed, options.set)
+        config = with_start(configured(options.preset or PRESET, options.seed, options.set))
+        config.family().draw(config.draw_ids(1)[0])
         opened = RunFolder.begin(options.run, config)
-    device = options.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    with opened as begun, deferred_gc(torch.device(device)):
-        return _train(RunFolder(options.run) if begun is None else begun, config, device, options)
+    check_gpu_options(config.precision, config.compiled, device, resumed=options.resume)
+    engine_of(config, config.family(), str(device))
+    with opened as begun, deferred_gc(device):
+        return _train(RunFolder(options.run) if begun is None else begun, config, str(device), options)
 
 
 def _train(folder: RunFolder, config: TrainConfig, device: str, options: argparse.Namespace) -> int:
@@ -85,9 +110,9 @@ class TimeLimit:
         self.longest = max(self.longest, time.monotonic() - self._update_began)
 
 
-def configured(preset: str, seed: int, changes: Sequence[str]) -> TrainConfig:
+def configured(preset: str, seed: int | None, changes: Sequence[str]) -> TrainConfig:
     """A preset with `NAME=VALUE` changes: "envs=512", "ppo.learning_rate=3e-4"; values are JSON, or else text."""
-    data: dict[str, Any] = {"seed": seed}
+    data: dict[str, Any] = {}
     for change in changes:
         name, sign, text = change.partition("=")
         if not sign:
@@ -97,7 +122,15 @@ def configured(preset: str, seed: int, changes: Sequence[str]) -> TrainConfig:
         except ValueError:
             value = text
         table, _, inner = name.rpartition(".")
-        (data.setdefault(table, {}) if table else data)[inner] = value
+        place = data.setdefault(table, {}) if table else data
+        if not isinstance(place, dict):
+            raise ValueError(f"--set gives {table} a value and {name} another")
+        place[inner] = value
+    for name in ("tensorboard", "wandb", "compare_episodes"):
+        if data.get(name):
+            raise ValueError(f"--set {name}=… has an effect in `esper train` only: leave it out")
+    if seed is not None:
+        data["seed"] = seed
     return settings_from(data, TrainConfig, "--set", default=PRESETS[preset])
 
 
@@ -122,11 +155,13 @@ def say(line: str) -> None:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m esper.training", description=(__doc__ or "").split("\n\n")[1])
-    parser.add_argument("--preset", choices=list(PRESETS), default="small")
+    parser.add_argument("--preset", choices=list(PRESETS), help=f"by default {PRESET}")
     parser.add_argument("--run", type=Path, required=True, help="folder of the run")
     parser.add_argument("--resume", action="store_true", help="continue the run in that folder")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--set", nargs="*", default=[], metavar="NAME=VALUE", help="changes to the preset")
+    parser.add_argument("--seed", type=int, help="by default that of the preset, 0")
+    parser.add_argument(
+        "--set", nargs="*", action="extend", default=[], metavar="NAME=VALUE", help="changes to the preset"
+    )
     parser.add_argument("--stop-after", type=float, metavar="SECONDS", help="save and stop before this time is up")
     parser.add_argument("--device", help="cuda where there is one, else cpu")
     parser.add_argument("--workers", type=int, help="processes; by default one per core, on a GPU without MPS one")

@@ -7,6 +7,7 @@ heuristic with those settings in place of its defaults, as `esper tune-heuristic
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 from esper.agent.policies import LearnedController
@@ -17,6 +18,7 @@ from esper.policy.controller import ColumnController, Controller, NoGrowth, Rand
 from esper.policy.heuristic import Heuristic, HeuristicSettings
 from esper.policy.schedule import default_schedule, parse_schedule
 from esper.training.run_folder import RunFolder
+from esper.training.train_config import TrainConfig
 
 RULES: dict[str, Callable[[], ColumnController]] = {
     "none": NoGrowth,
@@ -86,3 +88,15 @@ def policy_file(name: str) -> Path:
     if not path.exists() and len(path.parts) == 1 and not path.suffix:  # more like a misspelt name than like a file
         raise ValueError(f"there is no checkpoint {name}; the policies that come by name: {', '.join(shipped_names())}")
     return path
+
+
+def with_start(config: TrainConfig) -> TrainConfig:
+    """The configuration of a new run, `init` being the file of a policy that can be started from: it may be the name of
+    one, or a run. A teacher's weight without a teacher would do nothing."""
+    if config.init is None:
+        if config.ppo.teacher_kl:
+            raise ValueError("ppo.teacher_kl needs a teacher: name its checkpoint with init")
+        return config
+    path = policy_file(config.init)
+    LearnedController.load(path)
+    return replace(config, init=str(path))

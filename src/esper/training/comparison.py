@@ -9,19 +9,21 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import numpy as np
 import torch
 
-from esper.config import EngineName
+from esper.config import AT_LEAST_0, EngineName, check_number
 from esper.env.rent import RENT_RATE
 from esper.plain_data import as_json
-from esper.policy.controller import Controller, RuleController
+from esper.policy.controller import Controller, NoGrowth, RandomLegal, RuleController
 from esper.rollout.play import never
 from esper.tasks.family import Family
-from esper.training.catalogue import make_controller
+from esper.training.catalogue import as_controller
 from esper.training.controls import (
+    FROM_SCRATCH,
+    STATIC,
     Plan,
     Static,
     capacity_regret,
@@ -31,6 +33,7 @@ from esper.training.controls import (
     static_widths,
 )
 from esper.training.evaluation import Job, PackedController, batch_size, jobs_for, run_jobs
+from esper.training.own.grow import pick_device
 from esper.training.pools import Executor
 from esper.training.results import PASSES_OF_AN_UPDATE, EpisodeResult, Results
 from esper.training.statistics import (
@@ -130,9 +133,18 @@ def compare(
     place of `workers` processes of this machine.
     """
     started = time.perf_counter()
+    check_number("rent", rent, AT_LEAST_0)
+    if engine is not None and engine not in get_args(EngineName):
+        raise ValueError(f"engine must be one of {', '.join(get_args(EngineName))} or None, not {engine!r}")
+    if scratch_of is not None and scratch_of not in controllers:
+        raise ValueError(f"scratch_of is none of the controllers: {scratch_of!r}")
+    if executor is None:
+        device = pick_device(device)
     expected = len(numbers) * (len(controllers) + (CONTROLS_EXPECTED if controls else 0))
     meter = _Meter(progress or (lambda done, total, what: None), expected)
-    made = {label: make_controller(who) if isinstance(who, str) else who for label, who in controllers.items()}
+    made = {label: as_controller(who) for label, who in controllers.items()}
+    for label, controller in made.items():
+        check_label(label, controller)
     sent = {label: PackedController.of(made[label]) if _is_file(who) else who for label, who in controllers.items()}
     batch = batch_size(engine, len(numbers), device)
     jobs = jobs_for(family, sent, numbers, batch=batch, engine=engine, rent=rent)
@@ -152,6 +164,16 @@ def compare(
         ran = run_jobs(jobs, workers=workers, executor=executor, device=device, progress=meter.note, stop=stop)
         found = replace(found, controls=gather_controls(plans, ran, known, _reference(found), rent))
     return replace(found, interrupted=stop(), seconds=time.perf_counter() - started)
+
+
+def check_label(label: str, controller: Controller) -> None:
+    """Names that mean something in a table: `none` is what all are compared with, and controls have names of their own.
+    Another controller of such a name would stand in their place."""
+    for name, kind in (("none", NoGrowth), ("random", RandomLegal)):
+        if label == name and not isinstance(controller, kind):
+            raise ValueError(f"{label!r} is the name of a rule: call {controller.name} something else")
+    if label.startswith(STATIC) or FROM_SCRATCH in label:
+        raise ValueError(f"{label!r} is the name of a static control: call {controller.name} something else")
 
 
 def _is_file(controller: Controller | str) -> bool:
@@ -191,11 +213,11 @@ def _plan(found: Comparison) -> tuple[dict[str, Plan], dict[tuple[int, Static], 
     reference = _reference(found)
     plans: dict[str, Plan] = {}
     if "none" not in found.controllers:
-        plans["static ×1"] = dict.fromkeys(reference, Static())
+        plans[f"{STATIC}1"] = dict.fromkeys(reference, Static())
     if found.scratch_of is not None:
         grown = found.controllers[found.scratch_of]
-        plans[f"{found.scratch_of}: from scratch, equal epochs"] = from_scratch(grown, "epochs")
-        plans[f"{found.scratch_of}: from scratch, equal FLOPs"] = from_scratch(grown, "flops")
+        plans[f"{found.scratch_of}{FROM_SCRATCH}, equal epochs"] = from_scratch(grown, "epochs")
+        plans[f"{found.scratch_of}{FROM_SCRATCH}, equal FLOPs"] = from_scratch(grown, "flops")
     # Widths up to the size of what was grown on purpose. Chance grows much larger ones, at a price that few would pay.
     every = [result for name, results in found.controllers.items() if name != "random" for result in results.values()]
     plans |= static_widths(reference, max((r.parameters / r.host_parameters for r in every), default=1.0))
@@ -218,7 +240,7 @@ def summarise(found: Comparison) -> list[ComparisonRow]:
     points = [(_ratio(results, "parameters"), _mean(results, "test_accuracy")) for _, results, _ in named]
     complete = [i for i, (_, results, _) in enumerate(named) if len(results) == len(numbers)]
     front = {complete[i] for i in pareto_front([points[i][0] for i in complete], [points[i][1] for i in complete])}
-    none = found.controllers.get("none") or found.controls.get("static ×1") or {}
+    none = found.controllers.get("none") or found.controls.get(f"{STATIC}1") or {}
     rule = found.best_rule()
     rivals = (none, found.controllers[rule] if rule is not None else {})
     return [
@@ -271,7 +293,7 @@ def _differences(results: Mapping[int, EpisodeResult], rival: Mapping[int, Episo
 
 def static_hosts(found: Comparison, number: int) -> list[EpisodeResult]:
     """The draw's own host and the wider ones, not grown."""
-    static = [results for name, results in found.controls.items() if name.startswith("static ×")]
+    static = [results for name, results in found.controls.items() if name.startswith(STATIC)]
     return [results[number] for results in (found.controllers.get("none", {}), *static) if number in results]
 
 

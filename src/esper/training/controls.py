@@ -25,6 +25,8 @@ from esper.tasks.family import Draw, Family, get_family
 from esper.training.evaluation import Job
 from esper.training.results import PASSES_OF_AN_UPDATE, EpisodeResult, KeptSeed, Results
 
+STATIC, FROM_SCRATCH = "static ×", ": from scratch"
+"""In the names of controls."""
 WIDTH_RATIOS = (1.5, 2.5, 4.0, 8.0)
 """Parameters of the wider hosts, as multiples of the draw's own. Growth beyond the last one is judged by the last."""
 
@@ -117,7 +119,7 @@ def static_widths(reference: Mapping[int, EpisodeResult], largest: float) -> dic
     covered = [ratio for ratio in WIDTH_RATIOS if ratio < largest]
     ratios = WIDTH_RATIOS[: len(covered) + 1] if largest > 1.0 else ()
     scalable = [number for number, result in reference.items() if result.host_widths is not None]
-    return {f"static ×{ratio:g}": {n: Static(ratio=ratio) for n in scalable} for ratio in ratios}
+    return {f"{STATIC}{ratio:g}": {n: Static(ratio=ratio) for n in scalable} for ratio in ratios}
 
 
 def control_jobs(

@@ -18,11 +18,13 @@ from typing import Any
 import numpy as np
 
 from esper.config import COUNTS, ConfigError, check_number, read_table, settings_from
+from esper.env.rent import RENT_RATE
 from esper.errors import did_you_mean, shown
 from esper.files import write_whole
 from esper.rollout.play import never
 from esper.telemetry.recorder import StoreRecorder
 from esper.telemetry.store import STORE_NAME, RunStore
+from esper.training.catalogue import with_start
 from esper.training.evaluation import one_thread
 from esper.training.loop import Trainer
 from esper.training.pools import Executor, run_each
@@ -36,6 +38,12 @@ UPDATES_PER_JOB = 5
 """Updates of a job: what a lost actor can lose."""
 KEYS = ("preset", "seeds", "common", "settings")
 PLAN = "sweep.json"
+WITHOUT_EFFECT = {
+    "compare_episodes": "its comparison has as many as --episodes says",
+    "tensorboard": "leave it out; esper watch and esper report show its runs",
+    "wandb": "leave it out; esper watch and esper report show its runs",
+}
+"""Settings of a training run that are for the command alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,8 +126,15 @@ def _configured(
         raise ConfigError(f"{where}: a name is letters, digits, - and _")
     if not isinstance(common, dict) or "seed" in common or "seed" in table:
         raise ConfigError(f"{where}: common must be a table, and seeds are given by seeds = […]")
-    base = settings_from(common, TrainConfig, f"{path}: common", default=preset)
-    return settings_from({**table, "seed": seed}, TrainConfig, where, default=base)
+    for option in (key.replace("-", "_") for key in {**common, **table}):
+        if option in WITHOUT_EFFECT:
+            raise ConfigError(f"{where}: a sweep does nothing with {option}: {WITHOUT_EFFECT[option]}")
+    # Read as one table: what follows from a setting of `common`, or does not fit it, may be otherwise here.
+    both = {**common, **table, "seed": seed}
+    for name in ("ppo", "reward"):
+        if isinstance(common.get(name), dict) and isinstance(table.get(name), dict):
+            both[name] = common[name] | table[name]
+    return settings_from(both, TrainConfig, where, default=preset)
 
 
 # -- running -----------------------------------------------------------------------------------------------------------
@@ -135,11 +150,11 @@ class Sweep:
         kept = folder / PLAN
         if kept.exists() and kept.read_text("utf-8") != plan:
             raise RunFolderError(f"{folder} holds another sweep: choose another folder with --out")
+        new = [(self.of(run).path, with_start(run.config)) for run in runs if not self.of(run).config_file.exists()]
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(kept, plan)
-        for run in runs:
-            if not self.of(run).config_file.exists():
-                RunFolder.create(self.of(run).path, run.config)
+        for path, config in new:
+            RunFolder.create(path, config)
 
     def of(self, run: Run) -> RunFolder:
         return RunFolder(self.folder / run.name)
@@ -208,6 +223,13 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 # -- judging -----------------------------------------------------------------------------------------------------------
+
+
+def judged_at(runs: Sequence[Run]) -> float:
+    """The rent of the comparison: that of all runs, as `esper train` judges one; the usual one where they differ."""
+    rents = {run.config.rent for run in runs}
+    rent = rents.pop() if len(rents) == 1 else RENT_RATE
+    return RENT_RATE if rent == "varied" else float(rent)
 
 
 def setting_rows(runs: Sequence[Run], results: Results) -> list[SettingRow]:

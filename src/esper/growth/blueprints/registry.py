@@ -228,6 +228,8 @@ def _try(entry: Blueprint, shape: SlotShape) -> None:
     if not isinstance(out, Tensor) or out.shape != h.shape:
         gave = list(out.shape) if isinstance(out, Tensor) else type(out).__name__
         raise ValueError(f"{kind} must give a tensor of the shape that it gets: {list(h.shape)} became {gave}")
+    if not any(parameter.requires_grad for parameter in module.parameters()):
+        raise ValueError(f"{kind} has no parameter to train")
 
 
 @cache
