@@ -21,7 +21,7 @@ PRINTED = {
 }
 
 
-@pytest.mark.parametrize("page", PRINTED)
+@pytest.mark.parametrize("page", ["own_model.md", pytest.param("data.md", marks=pytest.mark.slow), "slots.md"])
 def test_the_snippets_of_the_page_run(page: str, tmp_path: Path) -> None:
     for package in ("pandas", "torchmetrics", "transformers"):
         pytest.importorskip(package, reason=f"{package} is not installed, and the page uses it")

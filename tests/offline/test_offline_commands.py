@@ -153,6 +153,7 @@ def test_a_damaged_recording_is_not_added_to(recording: Path, tmp_path: Path, ca
     assert len(list(tmp_path.iterdir())) == 1
 
 
+@pytest.mark.slow
 def test_training_starts_from_a_policy_and_resumes_with_its_teacher(recording: Path, tmp_path: Path) -> None:
     """Two updates in one go, or one, resumed after the first file is gone: the same weights, the same teacher."""
     policy = tmp_path / "clone.safetensors"

@@ -64,6 +64,7 @@ def test_a_change_that_is_none_is_refused() -> None:
         command.configured("demo", 0, ["ppo.learning_rte=1"])
 
 
+@pytest.mark.slow
 def test_a_long_run_says_how_long_and_a_short_one_does_not() -> None:
     config = command.configured("demo", 0, ["envs=1024", "updates=10", "draws=null", "task=grammar/vector"])
     said = duration_of(config, "stacked", "cpu", 1)
