@@ -315,3 +315,4 @@ def test_an_upgraded_checkpoint_replaces_no_other_file(tmp_path: Path, capsys: C
     assert "exists already: choose another file with --out" in capsys.readouterr().err
     assert other.read_text() == "{}"
     assert main(["checkpoint", "upgrade", str(policy), "--out", str(policy)]) == 0
+    assert "is current" in capsys.readouterr().out

@@ -122,6 +122,7 @@ TABLE: list[tuple[list[str], str]] = [
     (["clone", "recording", "--teacher", "nonsense", "--out", "new/x.safetensors"], "nonsense"),
     (["clone", "recording", "--out", "a-file/x.safetensors"], "choose another file with --out"),
     (["clone", "nothing"], "there is no recording"),
+    (["offline"], "missing: PATH A folder that esper record wrote; `esper offline --help`"),
     (["offline", "recording", "--task", "nonsense"], "unknown task family"),
     (["offline", "recording", "--temperature", "0"], "--temperature must be a number above 0"),
     (["offline", "recording", "--expectile", "1"], "--expectile must be"),

@@ -64,7 +64,7 @@ def test_a_file_is_every_setting_with_every_seed(tmp_path: Path) -> None:
         (("[settings.plain]", "[settings.plain]\nseed = 2"), "seeds are given by seeds ="),
         (("[common]", "["), "is not valid TOML"),
         (("envs = 8", "tensorboard = true"), "a sweep does nothing with tensorboard"),
-        (("envs = 8", "compare-episodes = 3"), "as many as --episodes says"),
+        (("envs = 8", "compare-episodes = 3"), "--episodes is for its comparison"),
     ],
 )
 def test_a_wrong_file_is_one_line(tmp_path: Path, change: tuple[str, str], line: str) -> None:

@@ -31,7 +31,7 @@ from esper.cli.terminal import clock, print_dim, wide_console
 from esper.cli.train_view import TrainWatch
 from esper.cli.watch import check_watchable, serving_page
 from esper.engine.gc_control import deferred_gc
-from esper.env.rent import RENT_RATE
+from esper.env.rents import judged_rent
 from esper.telemetry import sinks
 from esper.telemetry.profiler import profiling
 from esper.telemetry.recorder import FanOut, RunRecorder, StoreRecorder
@@ -230,7 +230,7 @@ class Train(ConfigOptions, TrainConfig):
                 engine=config.engine,
                 cluster=self.cluster,
                 actors=self.actors,
-                rent=RENT_RATE if config.rent == "varied" else config.rent,
+                rent=judged_rent(config.rent),
             ).into(folder.path / "comparison")  # or comparison-2: a run that goes on is judged again
         files = [("--data-dir", config.data_dir), ("--text-file", config.text_file)]
         words = ["esper", "grow", "--task", config.task, "--controller", str(folder.path)]

@@ -31,7 +31,7 @@ from esper.training.loop import Trainer, UpdateReport, engine_of
 from esper.training.own.grow import pick_device
 from esper.training.run_folder import RunFolder
 from esper.training.session import begin_session, duration_of
-from esper.training.train_config import PRESETS, TrainConfig
+from esper.training.train_config import COMMAND_ONLY, PRESETS, TrainConfig
 
 PRESET = "small"
 
@@ -63,14 +63,13 @@ def _run(options: argparse.Namespace) -> int:
         config.family().draw(config.draw_ids(1)[0])
         opened = RunFolder.begin(options.run, config)
     check_gpu_options(config.precision, config.compiled, device, resumed=options.resume)
-    engine_of(config, config.family(), str(device))
+    workers = players(options.workers, engine_of(config, config.family(), str(device)).name, device)
     with opened as begun, deferred_gc(device):
-        return _train(RunFolder(options.run) if begun is None else begun, config, str(device), options)
+        return _train(RunFolder(options.run) if begun is None else begun, config, str(device), workers, options)
 
 
-def _train(folder: RunFolder, config: TrainConfig, device: str, options: argparse.Namespace) -> int:
+def _train(folder: RunFolder, config: TrainConfig, device: str, workers: int, options: argparse.Namespace) -> int:
     began, store = time.monotonic(), RunStore(folder.path / STORE_NAME)
-    workers = players(options.workers, engine_of(config, config.family(), device).name, device)
     trainer = Trainer(config, folder, StoreRecorder(store), workers=workers, device=device)
     say(f"{folder.path}: {trainer.engine}, {workers} workers")
     if workers == 1 and device != "cpu" and trainer.engine.name == "stacked":
@@ -126,7 +125,7 @@ def configured(preset: str, seed: int | None, changes: Sequence[str]) -> TrainCo
         if not isinstance(place, dict):
             raise ValueError(f"--set gives {table} a value and {name} another")
         place[inner] = value
-    for name in ("tensorboard", "wandb", "compare_episodes"):
+    for name in COMMAND_ONLY:
         if data.get(name):
             raise ValueError(f"--set {name}=… has an effect in `esper train` only: leave it out")
     if seed is not None:

@@ -19,6 +19,7 @@ import numpy as np
 
 from esper.config import COUNTS, ConfigError, check_number, read_table, settings_from
 from esper.env.rent import RENT_RATE
+from esper.env.rents import judged_rent
 from esper.errors import did_you_mean, shown
 from esper.files import write_whole
 from esper.rollout.play import never
@@ -32,18 +33,12 @@ from esper.training.results import Results
 from esper.training.run_folder import RunFolder, RunFolderError
 from esper.training.session import begin_session
 from esper.training.statistics import Estimate, bootstrap_table
-from esper.training.train_config import PRESETS, TrainConfig
+from esper.training.train_config import COMMAND_ONLY, PRESETS, TrainConfig
 
 UPDATES_PER_JOB = 5
 """Updates of a job: what a lost actor can lose."""
 KEYS = ("preset", "seeds", "common", "settings")
 PLAN = "sweep.json"
-WITHOUT_EFFECT = {
-    "compare_episodes": "its comparison has as many as --episodes says",
-    "tensorboard": "leave it out; esper watch and esper report show its runs",
-    "wandb": "leave it out; esper watch and esper report show its runs",
-}
-"""Settings of a training run that are for the command alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,8 +122,11 @@ def _configured(
     if not isinstance(common, dict) or "seed" in common or "seed" in table:
         raise ConfigError(f"{where}: common must be a table, and seeds are given by seeds = […]")
     for option in (key.replace("-", "_") for key in {**common, **table}):
-        if option in WITHOUT_EFFECT:
-            raise ConfigError(f"{where}: a sweep does nothing with {option}: {WITHOUT_EFFECT[option]}")
+        if option in COMMAND_ONLY:
+            raise ConfigError(
+                f"{where}: a sweep does nothing with {option}: leave it out; --episodes is for its comparison, and "
+                "esper watch shows its runs"
+            )
     # Read as one table: what follows from a setting of `common`, or does not fit it, may be otherwise here.
     both = {**common, **table, "seed": seed}
     for name in ("ppo", "reward"):
@@ -227,9 +225,8 @@ def _write(folder: Path, files: Mapping[str, bytes]) -> None:
 
 def judged_at(runs: Sequence[Run]) -> float:
     """The rent of the comparison: that of all runs, as `esper train` judges one; the usual one where they differ."""
-    rents = {run.config.rent for run in runs}
-    rent = rents.pop() if len(rents) == 1 else RENT_RATE
-    return RENT_RATE if rent == "varied" else float(rent)
+    rents = {judged_rent(run.config.rent) for run in runs}
+    return rents.pop() if len(rents) == 1 else RENT_RATE
 
 
 def setting_rows(runs: Sequence[Run], results: Results) -> list[SettingRow]:

@@ -28,6 +28,9 @@ from esper.tasks.draws import TRAINING_DRAWS_PER_SEED
 from esper.tasks.family import BoundedFamily, family_of
 from esper.telemetry.alarms import EXPLODING, VANISHING
 
+COMMAND_ONLY = ("compare_episodes", "tensorboard", "wandb")
+"""Settings that only `esper train` has a use for; other ways to train refuse them."""
+
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
